@@ -1,0 +1,221 @@
+"""The word list of outcomes: what an evaluation found, as frozen plain data.
+
+The evaluator fills a `Verdict`, rewards read it, the store keeps it as JSON.  A verdict refuses numbers that do not go
+with its status: "wrong, yet twice as fast" cannot be built.
+
+Not here: how a verdict is reached (`pkb_env`), what it is worth (`rewards.compose`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """Closed list of outcomes; the list has no order (rewards use an explicit rank)."""
+
+    INFRA = "INFRA"
+    """The harness failed; never the candidate's fault, never a result, always unscored."""
+    INVALID = "INVALID"
+    """The text is not a candidate: no code, a syntax error, no `solution`, too large, or forbidden by the screen."""
+    COMPILE_ERROR = "COMPILE_ERROR"
+    """A compiler refused a source of the candidate, or ran past its deadline."""
+    LOAD_ERROR = "LOAD_ERROR"
+    """The candidate's module raised while it was imported."""
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    """A rank raised, exited or was killed by a signal."""
+    DEADLOCK = "DEADLOCK"
+    """At the deadline a rank waited for another one, or had already returned."""
+    TIMEOUT = "TIMEOUT"
+    """At the deadline every unfinished rank was still computing."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    """A rank hit its memory cap."""
+    TAMPERED = "TAMPERED"
+    """Outside evidence of cheating: a violated wire format, a wrong nonce, clocks that disagree."""
+    WRONG_RESULT = "WRONG_RESULT"
+    """Some rank's output is not the answer."""
+    CORRECT = "CORRECT"
+    """Every comparison of every trial, rank and output holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing the screen read in the source."""
+
+    rule: str
+    line: int
+    """1-based line in the candidate's source."""
+    severity: str
+    """`note`, `warn` or `forbid`."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank did, as seen from outside its box."""
+
+    rank: int
+    phase: str = ""
+    """Where it was last: start, init, load, ready, call, returned, raised."""
+    exit: str | None = None
+    """How the process ended if it ended by itself: `exit 3`, `signal SIGSEGV`; None while it lived."""
+    stuck: str | None = None
+    """Where it waited at the deadline: line, function and collective."""
+    line: int | None = None
+    """Candidate line of the failure, 1-based."""
+    error: str | None = None
+    """The exception it raised, or why its output is not the answer."""
+    output: int | None = None
+    """Position of its first wrong output among the flattened outputs."""
+    index: tuple[int, ...] | None = None
+    """Position of the first wrong element inside that output."""
+    got: str | None = None
+    expected: str | None = None
+    max_error: float | None = None
+    """Largest absolute error over its floating outputs, in the output's own unit."""
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The frozen result of one evaluation.
+
+    Raises:
+        ValueError: numbers that do not go with the status.
+    """
+
+    status: Status
+    stage: str
+    """The station that decided: submission, screen, compile, load, run, judge, time, harness."""
+    message: str
+    """What came, what was expected, on which rank and line: fit to show a policy."""
+    problem: str
+    problem_version: int
+    profile: str
+    size: str
+    world_size: int
+    backend: str
+    topology: str
+    digest: str
+    """SHA-256 of the candidate's source."""
+    dtype: str = "float32"
+    hardware: str = ""
+    toolchain: str = ""
+    comparable: bool = False
+    """Whether times may be compared with other verdicts of the same hardware (never for oversubscribed ranks)."""
+    ranks: tuple[RankReport, ...] = ()
+    passed: float = 0.0
+    """Share of (trial, rank, output) comparisons that hold, 0 to 1."""
+    time_ms: float | None = None
+    """Median time of one call of the candidate, slowest rank."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Times in ms of one call of other implementations; `reference` whenever time_ms is there."""
+    speedup: float | None = None
+    """Reference time over candidate time, from paired calls."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    faster: bool = False
+    """Whether the pairs prove that the candidate is faster than the reference."""
+    skew: float | None = None
+    """Median of (last rank - first rank) / call time."""
+    first_call_ms: float | None = None
+    bound_ms: float | None = None
+    """Roofline of this problem, size and hardware, or None."""
+    mechanisms: tuple[str, ...] = ()
+    own_kernel_share: float | None = None
+    findings: tuple[Finding, ...] = ()
+    walls: tuple[str, ...] = ()
+    """The walls of the box that held during this evaluation."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the measurement: oversubscribed, cache-hot, few pairs."""
+    public_rule: bool | None = None
+    """`profile="upstream"` only: whether the public benchmark's rule accepts the outputs."""
+    stage_s: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds of each stage."""
+    schema: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", Status(self.status))
+        for problem in _contradictions(self):
+            raise ValueError(f"verdict {self.status} of {self.problem}: {problem}")
+
+    @property
+    def correct(self) -> bool:
+        return self.status is Status.CORRECT
+
+    def but(self, **changes: Any) -> Verdict:
+        """A copy with some fields changed, checked again."""
+        return replace(self, **changes)
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` gives an equal verdict back."""
+        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        """Rebuild a verdict.
+
+        Raises:
+            ValueError: the text is not a verdict of this schema, or contradicts itself.
+        """
+        raw = json.loads(text)
+        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA_VERSION:
+            came = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+            raise ValueError(f"stored verdict has schema {came!r}, wanted {SCHEMA_VERSION}")
+        unknown = set(raw) - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"stored verdict has unknown fields {sorted(unknown)}")
+        raw["ranks"] = tuple(_rank_report(r) for r in raw["ranks"])
+        raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
+        for name in ("mechanisms", "walls", "notes"):
+            raw[name] = tuple(raw[name])
+        return cls(**raw)
+
+
+def _rank_report(raw: dict[str, Any]) -> RankReport:
+    index = raw.pop("index", None)
+    return RankReport(**raw, index=None if index is None else tuple(index))
+
+
+_TIMES = ("time_ms", "speedup", "speedup_low", "speedup_high", "skew", "bound_ms")
+
+
+def _contradictions(v: Verdict) -> list[str]:
+    """Everything in the verdict that cannot be true together."""
+    found = []
+    if v.status is not Status.CORRECT:
+        found += [f"{name}={getattr(v, name)!r} needs CORRECT" for name in _TIMES[:-1] if getattr(v, name) is not None]
+        found += ["faster=True needs CORRECT"] if v.faster else []
+    if v.status not in (Status.CORRECT, Status.WRONG_RESULT) and v.passed:
+        found.append(f"passed={v.passed!r} needs outputs that were judged")
+    if not 0.0 <= v.passed <= 1.0:
+        found.append(f"passed={v.passed!r} is no share")
+    if (v.status is Status.CORRECT) != (v.passed == 1.0):
+        found.append(f"passed={v.passed!r} contradicts the status")
+    for name in (*_TIMES, "first_call_ms"):
+        value = getattr(v, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            found.append(f"{name}={value!r} is not a finite number >= 0")
+    return found + _speed_contradictions(v)
+
+
+def _speed_contradictions(v: Verdict) -> list[str]:
+    parts = (v.speedup, v.speedup_low, v.speedup_high)
+    if any(p is None for p in parts):
+        bad = v.faster or any(p is not None for p in parts)
+        return ["a speed-up needs its interval, and `faster` needs both"] if bad else []
+    found = []
+    if v.time_ms is None or "reference" not in v.baselines:
+        found.append("a speed-up needs time_ms and baselines['reference']")
+    if not v.speedup_low <= v.speedup <= v.speedup_high:  # type: ignore[operator]
+        found.append(f"speed-up {v.speedup} lies outside its interval [{v.speedup_low}, {v.speedup_high}]")
+    if v.faster and v.speedup <= 1.0:  # type: ignore[operator]
+        found.append(f"faster=True with speed-up {v.speedup}")
+    return found
