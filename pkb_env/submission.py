@@ -5,8 +5,22 @@ Not here: what the source may contain (`screen`), how it is run (`evaluator`).
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
+import threading
+import warnings
 from dataclasses import dataclass
+
+from pkb_env.errors import InvalidSource
+from rewards.verdict import Status, Verdict
+
+FILE_NAME = "candidate.py"
+"""The name under which a candidate appears in tracebacks."""
+MAX_SOURCE_BYTES = 256 << 10
+"""Largest candidate, in bytes of UTF-8."""
+MAX_TEXT_BYTES = 1 << 20
+"""Largest text (prose and code together) that is searched for a candidate."""
 
 
 @dataclass(frozen=True)
@@ -32,3 +46,156 @@ class Candidate:
     def digest(self) -> str:
         """SHA-256 of the source, hexadecimal."""
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read(text: str) -> Candidate:
+    """The candidate in a policy's text: the whole text if it is code, else its last fenced block.
+
+    Raises:
+        InvalidSource: no code, too large, not Python, or not exactly one top-level `solution`.
+    """
+    if _size(text) > MAX_TEXT_BYTES:
+        raise InvalidSource(f"the text has {_size(text)} bytes, at most {MAX_TEXT_BYTES} are read")
+    source = code_in(text)
+    if not source.strip():
+        raise InvalidSource("the text holds no code: send one ```python block that defines `solution`")
+    if _size(source) > MAX_SOURCE_BYTES:
+        raise InvalidSource(f"the source has {_size(source)} bytes, at most {MAX_SOURCE_BYTES} are allowed")
+    _require_one_solution(parse(source))
+    return Candidate(source)
+
+
+def code_in(text: str) -> str:
+    """The text itself if it is Python or has no fenced block, else its last fenced block, tagged `python` if there is one."""
+    text = text.removeprefix("\ufeff")
+    blocks = _blocks(text)
+    if not blocks or _is_python(text):
+        return text
+    tagged = [body for tag, body in blocks if tag in _PYTHON_TAGS]
+    return (tagged or [body for _, body in blocks])[-1]
+
+
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a source that also compiles.  Nothing is run and no warning leaves this function.
+
+    Raises:
+        InvalidSource: the source is not Python, with the line where known.
+    """
+    try:
+        with _QUIET, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, FILE_NAME)
+            compile(source, FILE_NAME, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise InvalidSource(f"{FILE_NAME}, line {error.lineno}: {error.msg}", line=error.lineno) from None
+    except UnicodeEncodeError as error:
+        line = source.count("\n", 0, error.start) + 1
+        raise InvalidSource(f"{FILE_NAME}, line {line}: a lone surrogate cannot be encoded as UTF-8", line=line) from None
+    except ValueError as error:
+        line = source.count("\n", 0, max(source.find("\0"), 0)) + 1 if "\0" in source else None
+        where = FILE_NAME if line is None else f"{FILE_NAME}, line {line}"
+        raise InvalidSource(f"{where}: {error}", line=line) from None
+    except (RecursionError, MemoryError):
+        raise InvalidSource(f"{FILE_NAME}: the source is nested too deeply for Python's compiler") from None
+    return tree
+
+
+def invalid(submission: Submission, problem_version: int, error: InvalidSource, dtype: str = "float32") -> Verdict:
+    """The verdict INVALID for a text that is no candidate; the digest is that of the text if there is no source."""
+    try:
+        candidate = Candidate(code_in(submission.text))
+    except (TypeError, AttributeError):
+        candidate = Candidate(repr(type(submission.text)))
+    return Verdict(
+        status=Status.INVALID,
+        stage=error.stage,
+        message=str(error),
+        problem=submission.problem,
+        problem_version=problem_version,
+        profile=submission.profile,
+        size=submission.size,
+        world_size=submission.world_size,
+        backend=submission.backend,
+        topology=submission.topology,
+        digest=candidate.digest,
+        dtype=dtype,
+    )
+
+
+_QUIET = threading.Lock()
+"""`warnings.catch_warnings` swaps a global list, so one thread at a time."""
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_PYTHON_TAGS = ("python", "python3", "py")
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """(tag, body) of every fenced block; a fence that is never closed runs to the next tagged fence or the end."""
+    found: list[tuple[str, list[str]]] = []
+    open_mark = ""
+    for line in text.split("\n"):
+        mark, tag = _fence(line)
+        if mark and open_mark and not tag and mark.startswith(open_mark):
+            open_mark = ""
+        elif mark and (not open_mark or (tag and mark.startswith(open_mark))):
+            open_mark = mark
+            found.append((tag, []))
+        elif open_mark:
+            found[-1][1].append(line)
+    return [(tag, "\n".join(body) + "\n") for tag, body in found]
+
+
+def _fence(line: str) -> tuple[str, str]:
+    """(mark, tag) of a line that opens or closes a block; two empty strings for any other line."""
+    match = _FENCE.match(line)
+    rest = line[match.end() :] if match else ""
+    if match is None or "`" in rest:
+        return "", ""
+    return match[1], (rest.split() or [""])[0].lower()
+
+
+def _is_python(text: str) -> bool:
+    try:
+        parse(text)
+    except InvalidSource:
+        return False
+    return True
+
+
+def _require_one_solution(tree: ast.Module) -> None:
+    found = [node for node in tree.body if "solution" in _defined(node)]
+    if len(found) > 1:
+        lines = ", ".join(str(node.lineno) for node in found)
+        raise InvalidSource(f"`solution` is defined {len(found)} times (lines {lines}); define it once", line=found[-1].lineno)
+    if not found:
+        raise InvalidSource(_missing(tree), line=_nested_line(tree))
+    if isinstance(found[0], ast.AsyncFunctionDef):
+        line = found[0].lineno
+        raise InvalidSource(f"line {line}: `solution` is async; write a plain `def solution(...)`", line=line)
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """Names that a top-level statement defines as functions or by assignment."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return {node.name}
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets = [node.target]
+    return {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+
+
+def _nested_line(tree: ast.Module) -> int | None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return next((n.lineno for n in ast.walk(tree) if isinstance(n, functions) and n.name == "solution"), None)
+
+
+def _missing(tree: ast.Module) -> str:
+    line = _nested_line(tree)
+    if line is not None:
+        return f"`solution` on line {line} is nested; define it at the top level of the module"
+    return "the source defines no `solution`; define `def solution(...)` with the reference's arguments at the top level"

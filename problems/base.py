@@ -19,6 +19,7 @@ rank's data alone) under the `hardened` profile.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,19 +76,28 @@ class Draw:
 class Tolerance:
     """How far an output may lie from `exact`, in units of the error that its dtype and the reference make unavoidable.
 
-    With e = |candidate - exact|, r = |reference - exact| and u the unit round-off of the output's dtype:
+    With e = |candidate - exact|, r = |reference - exact|, u the unit round-off of the output's dtype, v = min(u, 2^-24)
+    (whoever rounds to bf16 at the end is still expected to add in fp32), and N, E the floors `norm_ulps * u + inner_ulps * v`
+    and `element_ulps * u + inner_ulps * v`:
 
-    - norm-wise:    ||e||_2 <= max(norm_factor * ||r||_2, floor_ulps * u * ||exact||_2)
-    - element-wise: e_i <= max(element_factor * max(r), floor_ulps * u * (|exact_i| + rms(exact)))
+    - norm-wise:    ||e||_2 <= max(norm_factor * min(||r||_2, cap * ||exact||_2), N * ||exact||_2)
+    - element-wise: e_i <= max(element_factor * min(max(r), cap * rms(exact)), E * (|exact_i| + rms(exact)))
 
-    A more accurate kernel than the reference passes; a lazy one never.  `bits=True` asks for equality (pure data
-    movement); integers and booleans are always compared exactly.
+    A more accurate kernel than the reference passes; a lazy one never, because the cap bounds what a poor reference buys.
+    Integers and booleans are always compared exactly.
     """
 
     bits: bool = False
+    """Equality of bits: for pure data movement."""
     norm_factor: float = 3.0
     element_factor: float = 8.0
-    floor_ulps: float = 8.0
+    norm_ulps: float = 2.0
+    """Round-offs of the output's dtype: in the norm they average out, and a wire of half the precision must not fit in."""
+    element_ulps: float = 4.0
+    inner_ulps: float = 64.0
+    """Round-offs of the accumulator: another order of a sum over a few thousand terms costs some tens."""
+    cap: float = 0.05
+    """Largest share of the output's own size that the reference's error may contribute before the factors apply."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,11 @@ class Problem:
             raise ValueError(f"problem {self.slug}: sizes {sorted(missing)} are missing")
         if self.split not in SPLITS:
             raise ValueError(f"problem {self.slug}: split {self.split!r} is none of {SPLITS}")
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments of `solution`, in order."""
+        return tuple(inspect.signature(self.reference).parameters)
 
     def size(self, name: str, profile: str = "hardened") -> Size:
         """The size of that name; the `upstream` profile's default is the public benchmark's shape.

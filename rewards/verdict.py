@@ -79,8 +79,15 @@ class RankReport:
     got: str | None = None
     expected: str | None = None
     max_error: float | None = None
-    """Largest absolute error over its floating outputs, in the output's own unit."""
+    """Largest absolute error over its floating outputs, in the output's own unit; None when it is not finite."""
     peak_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.index is not None:
+            object.__setattr__(self, "index", tuple(self.index))
+        # Refusing it would turn a candidate's NaN into a failure of the harness; `got` tells what came.
+        if self.max_error is not None and not math.isfinite(self.max_error):
+            object.__setattr__(self, "max_error", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +150,16 @@ class Verdict:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", Status(self.status))
-        for problem in _contradictions(self):
-            raise ValueError(f"verdict {self.status} of {self.problem}: {problem}")
+        for name in ("baselines", "stage_s"):
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        for name in _TUPLES:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if found := _contradictions(self):
+            raise ValueError(f"verdict {self.status} of {self.problem}: {'; '.join(found)}")
 
     @property
     def correct(self) -> bool:
+        """Whether the status is CORRECT."""
         return self.status is Status.CORRECT
 
     def but(self, **changes: Any) -> Verdict:
@@ -165,25 +177,25 @@ class Verdict:
         Raises:
             ValueError: the text is not a verdict of this schema, or contradicts itself.
         """
-        raw = json.loads(text)
+        try:
+            raw = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"stored verdict is not JSON: {error}") from error
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA_VERSION:
             came = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
             raise ValueError(f"stored verdict has schema {came!r}, wanted {SCHEMA_VERSION}")
         unknown = set(raw) - {f.name for f in fields(cls)}
         if unknown:
             raise ValueError(f"stored verdict has unknown fields {sorted(unknown)}")
-        raw["ranks"] = tuple(_rank_report(r) for r in raw["ranks"])
-        raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
-        for name in ("mechanisms", "walls", "notes"):
-            raw[name] = tuple(raw[name])
-        return cls(**raw)
+        try:
+            ranks = tuple(RankReport(**r) for r in raw.pop("ranks", ()))
+            findings = tuple(Finding(**f) for f in raw.pop("findings", ()))
+            return cls(**raw, ranks=ranks, findings=findings)
+        except TypeError as error:
+            raise ValueError(f"stored verdict has missing or malformed fields: {error}") from error
 
 
-def _rank_report(raw: dict[str, Any]) -> RankReport:
-    index = raw.pop("index", None)
-    return RankReport(**raw, index=None if index is None else tuple(index))
-
-
+_TUPLES = ("ranks", "mechanisms", "findings", "walls", "notes")
 _TIMES = ("time_ms", "speedup", "speedup_low", "speedup_high", "skew", "bound_ms")
 
 
@@ -199,21 +211,37 @@ def _contradictions(v: Verdict) -> list[str]:
         found.append(f"passed={v.passed!r} is no share")
     if (v.status is Status.CORRECT) != (v.passed == 1.0):
         found.append(f"passed={v.passed!r} contradicts the status")
-    for name in (*_TIMES, "first_call_ms"):
-        value = getattr(v, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            found.append(f"{name}={value!r} is not a finite number >= 0")
-    return found + _speed_contradictions(v)
+    return found + _number_contradictions(v) + _rank_contradictions(v) + _speed_contradictions(v)
+
+
+def _number_contradictions(v: Verdict) -> list[str]:
+    numbers = {name: getattr(v, name) for name in (*_TIMES, "first_call_ms", "own_kernel_share")}
+    for name in ("baselines", "stage_s"):
+        numbers |= {f"{name}[{key!r}]": value for key, value in getattr(v, name).items()}
+    return [
+        f"{name}={value!r} is not a finite number >= 0"
+        for name, value in numbers.items()
+        if value is not None and not (math.isfinite(value) and value >= 0)
+    ]
+
+
+def _rank_contradictions(v: Verdict) -> list[str]:
+    ranks = [r.rank for r in v.ranks]
+    if len(set(ranks)) == len(ranks) and all(0 <= r < v.world_size for r in ranks):
+        return []
+    return [f"reports of ranks {ranks} do not go with world size {v.world_size}"]
 
 
 def _speed_contradictions(v: Verdict) -> list[str]:
     parts = (v.speedup, v.speedup_low, v.speedup_high)
+    found = []
+    if (v.time_ms is not None or v.speedup is not None) and "reference" not in v.baselines:
+        found.append("a time needs baselines['reference']")
     if any(p is None for p in parts):
         bad = v.faster or any(p is not None for p in parts)
-        return ["a speed-up needs its interval, and `faster` needs both"] if bad else []
-    found = []
-    if v.time_ms is None or "reference" not in v.baselines:
-        found.append("a speed-up needs time_ms and baselines['reference']")
+        return [*found, "a speed-up needs its interval, and `faster` needs both"] if bad else found
+    if v.time_ms is None:
+        found.append("a speed-up needs time_ms")
     if not v.speedup_low <= v.speedup <= v.speedup_high:  # type: ignore[operator]
         found.append(f"speed-up {v.speedup} lies outside its interval [{v.speedup_low}, {v.speedup_high}]")
     if v.faster and v.speedup <= 1.0:  # type: ignore[operator]

@@ -1,0 +1,202 @@
+"""One attempt at one candidate: box and oracle side by side, judged trials, timed pairs, a verdict.
+
+Raises HarnessError when something of ours failed; the evaluator decides who is to blame for that.
+Not here: reading the text, caching, retries (`evaluator`); the comparisons (`judge`); the statistic (`timing`).
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pkb_env import outcome, timing
+from pkb_env.broker import Broker
+from pkb_env.config import EvalConfig
+from pkb_env.groups import SLOTS, Box, BoxFailed, Call, Cancellation, Oracle, Task, opened_box
+from pkb_env.locks import MachineLock
+from pkb_env.outcome import Outcome
+from pkb_env.pool import OraclePool
+from pkb_env.sandbox.launcher import Zygote
+from pkb_env.source import literal_sources
+from pkb_env.submission import Candidate
+from problems.base import Problem
+from rewards.verdict import RankReport, Status
+
+_TIMED_TRIALS_FROM = 1000
+"""Trial numbers of timed pairs begin here, so that none repeats an untimed one."""
+_WARM_PAIRS = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The long-lived parts that attempts share."""
+
+    config: EvalConfig
+    zygote: Zygote
+    broker: Broker
+    pool: OraclePool
+    lock: MachineLock
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be evaluated, with the secret that its trials are drawn from."""
+
+    candidate: Candidate
+    problem: Problem
+    task: Task
+    secret: bytes
+    cancellation: Cancellation
+    timed: bool = True
+
+
+@dataclass
+class Result:
+    """What an attempt found; the evaluator makes a verdict of it."""
+
+    outcome: Outcome
+    passed: float = 0.0
+    public_rule: bool | None = None
+    first_call_ms: float | None = None
+    speed: timing.Speed | None = None
+    stage_s: dict[str, float] = field(default_factory=dict)
+
+
+class Tampered(Exception):  # noqa: N818  a result of the candidate's, not an error of ours
+    """Outside evidence of cheating."""
+
+
+class Attempt:
+    """One candidate in one fresh box."""
+
+    def __init__(self, machine: Machine, job: Job) -> None:
+        self.machine, self.job = machine, job
+        self.stage_s: dict[str, float] = {}
+        self._first_call: Call | None = None
+
+    def run(self) -> Result:
+        """Evaluate.
+
+        Raises:
+            HarnessError: something of ours failed.
+            Cancelled: the evaluation was given up.
+        """
+        job, machine = self.job, self.machine
+        machine.broker.prefetch(literal_sources(job.candidate))
+        folder = Path(tempfile.mkdtemp(prefix="box-", dir=machine.folder))
+        try:
+            with machine.pool.taken(job.task, job.cancellation) as oracle:
+                result = self._in_box(oracle, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        result.stage_s = {name: round(seconds, 4) for name, seconds in self.stage_s.items()}
+        return result
+
+    def _in_box(self, oracle: Oracle, folder: Path) -> Result:
+        job, machine = self.job, self.machine
+        with self._stage("oracle"):
+            oracle.ask("begin")
+        box = opened_box(
+            machine.zygote, machine.config, oracle, job.candidate.source, str(machine.broker.prepared().library),
+            job.problem.arguments, folder, lambda request: machine.broker.build(request, folder / "lib"), job.cancellation,
+        )  # fmt: skip
+        try:
+            with box as opened:
+                return self._evaluate(opened, oracle)
+        except BoxFailed as failure:
+            return Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
+        except Tampered as evidence:
+            return Result(Outcome(Status.TAMPERED, "judge", str(evidence), ()), first_call_ms=self._first_ms())
+
+    def _evaluate(self, box: Box, oracle: Oracle) -> Result:
+        check, lock = self.job.cancellation.check, self.machine.lock
+        with lock.shared(check):
+            with self._stage("load"):
+                box.await_ready()
+            with self._stage("run"):
+                right = all(self._judged_call(box, oracle, trial) for trial in range(self.machine.config.trials))
+        speed = None
+        if right and self.job.timed and self.machine.config.pairs:
+            with self._stage("queue"):
+                waiting = ExitStack()
+                waiting.enter_context(lock.alone(check))
+            with waiting, self._stage("time"):
+                right, speed = self._timed(box, oracle)
+        summary = oracle.ask("summary")
+        return self._result(summary, box.peak_memory(), speed if right else None)
+
+    def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
+        reports = [RankReport(**r | {"index": tuple(r["index"]) if r["index"] else None}) for r in summary["ranks"]]
+        ranks = tuple(replace(r, phase="returned", peak_memory_bytes=p) for r, p in zip(reports, peaks, strict=True))
+        right = summary["passed"] == 1.0
+        found = Outcome(
+            Status.CORRECT if right else Status.WRONG_RESULT, "time" if speed else "judge",
+            "every comparison holds" if right else summary["message"], ranks,
+        )  # fmt: skip
+        return Result(found, summary["passed"], summary["public_rule"], self._first_ms(), speed)
+
+    def _first_ms(self) -> float | None:
+        return self._first_call.ns / 1e6 if self._first_call else None
+
+    def _judged_call(self, box: Box, oracle: Oracle, trial: int) -> bool:
+        """One untimed trial; whether every comparison holds."""
+        slot, nonce = trial % SLOTS, secrets.randbits(63)
+        self._fill(oracle, slot, nonce, trial)
+        call = box.call(slot, nonce)
+        self._first_call = self._first_call or call
+        oracle.call(slot, nonce)
+        return self._judge(oracle, slot, nonce, trial)
+
+    def _fill(self, oracle: Oracle, slot: int, nonce: int, trial: int) -> None:
+        oracle.ask("fill", slot=slot, nonce=nonce, trial=trial, secret=self.job.secret.hex())
+
+    def _judge(self, oracle: Oracle, slot: int, nonce: int, trial: int) -> bool:
+        start = time.monotonic()
+        answer = oracle.ask("judge", slot=slot, nonce=nonce, trial=trial, secret=self.job.secret.hex())
+        self.stage_s["judge"] = self.stage_s.get("judge", 0.0) + time.monotonic() - start
+        if "violation" in answer:
+            raise Tampered(answer["violation"])
+        return bool(answer["passed"] == answer["total"])
+
+    def _timed(self, box: Box, oracle: Oracle) -> tuple[bool, timing.Speed | None]:
+        """Adjacent pairs in random order on values never shown before; some are judged, told to nobody in advance."""
+        config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
+        pairs: list[timing.Pair] = []
+        end = time.monotonic() + config.time_budget_s
+        total = config.pairs + _WARM_PAIRS
+        judged = set(rng.sample(range(total), min(config.judged_pairs, total)))
+        for number in range(total):
+            slot, nonce, trial = number % SLOTS, secrets.randbits(63), _TIMED_TRIALS_FROM + number
+            self._fill(oracle, slot, nonce, trial)
+            pairs.append(_pair(box, oracle, slot, nonce, candidate_first=rng.random() < 0.5))
+            last = number == total - 1 or time.monotonic() > end
+            if (number in judged or (last and judged)) and not self._judge(oracle, slot, nonce, trial):
+                return False, None
+            if last:
+                break
+        return True, timing.summarise(pairs[_WARM_PAIRS:])
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
+
+
+def _pair(box: Box, oracle: Oracle, slot: int, nonce: int, *, candidate_first: bool) -> timing.Pair:
+    if candidate_first:
+        mine, theirs = box.call(slot, nonce), oracle.call(slot, nonce)
+    else:
+        theirs, mine = oracle.call(slot, nonce), box.call(slot, nonce)
+    return timing.Pair(theirs.ns, mine.ns, mine.skew_ns)

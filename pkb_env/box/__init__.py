@@ -1,0 +1,22 @@
+"""All that a box may see: copied there and imported as `pkb_box`.  Imports nothing else of ours.
+
+For candidates: `compile_cpp`, `symm_mem`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["compile_cpp", "symm_mem"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "compile_cpp":
+        from .compile import compile_cpp  # noqa: PLC0415  candidates that need no compiler do not pay for it
+
+        return compile_cpp
+    if name == "symm_mem":
+        from importlib import import_module  # noqa: PLC0415
+
+        return import_module(".symm_mem", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

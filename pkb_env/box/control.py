@@ -1,0 +1,97 @@
+"""One shared page per rank: what the supervisor asks, and where the rank is.
+
+Layout of a page, little endian: command at 0 (operation, slot, nonce, trial), status at 2048 (phase, number and name of
+the last collective), what symmetric memory waits for at 3072.  The supervisor trusts nothing it reads here: the status
+only words the report of a hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+from dataclasses import astuple, dataclass
+
+PAGE = 4096
+CALL, FILL, MAP = 1, 2, 3
+PHASES = ("start", "init", "load", "ready", "call", "returned", "raised")
+
+_COMMAND = struct.Struct("<IIQQ32s")
+_STATUS = struct.Struct("<II48s")
+_STATUS_AT, _WAIT_AT = 2048, 3072
+_ENTERED, _LEFT = b">", b"<"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a supervisor asks of a rank."""
+
+    operation: int
+    slot: int = 0
+    nonce: int = 0
+    trial: int = 0
+    secret: bytes = b""
+    """32 bytes, for trusted ranks only; a box's page holds zeros here."""
+
+
+@dataclass(frozen=True)
+class Status:
+    phase: str
+    sequence: int
+    """How many collectives the rank has begun."""
+    collective: str
+    """Name of the last collective, empty before the first."""
+    inside: bool
+    """Whether that collective has not returned."""
+
+
+def create(world_size: int) -> int:
+    """A memory file with one page per rank; the caller owns the descriptor."""
+    fd = os.memfd_create("pkb-control", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, PAGE * world_size)
+    return fd
+
+
+class Page:
+    """The page of one rank, mapped."""
+
+    def __init__(self, fd: int, rank: int) -> None:
+        self._map = mmap.mmap(fd, PAGE, offset=rank * PAGE)
+        self._phase, self._sequence, self._name = 0, 0, b""
+
+    @property
+    def wait_address(self) -> int:
+        """Where symmetric memory notes what it waits for."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + _WAIT_AT
+
+    def wait_record(self) -> bytes:
+        return self._map[_WAIT_AT : _WAIT_AT + 64]
+
+    def put(self, order: Order) -> None:
+        _COMMAND.pack_into(self._map, 0, *astuple(order))
+
+    def order(self) -> Order:
+        return Order(*_COMMAND.unpack_from(self._map, 0))
+
+    def enter(self, phase: str) -> None:
+        self._phase = PHASES.index(phase)
+        self._write()
+
+    def begin(self, collective: str) -> None:
+        self._sequence += 1
+        self._name = _ENTERED + collective.encode()[:40]
+        self._write()
+
+    def end(self) -> None:
+        self._name = _LEFT + self._name[1:]
+        self._write()
+
+    def _write(self) -> None:
+        _STATUS.pack_into(self._map, _STATUS_AT, self._phase, self._sequence, self._name)
+
+    def status(self) -> Status:
+        phase, sequence, name = _STATUS.unpack_from(self._map, _STATUS_AT)
+        text = name.rstrip(b"\0").decode("ascii", "replace")
+        known = PHASES[phase] if phase < len(PHASES) else "unknown"
+        return Status(known, sequence, text[1:], text.startswith(">"))

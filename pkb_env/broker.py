@@ -1,0 +1,177 @@
+"""Builds for boxes: a request in, the path of a library or a compiler's log out.  Once per content, however many ask.
+
+The compiler runs in a compile box of its own; what it made is kept in a cache keyed by source, flags and compiler, and
+linked into the folder that the asking box can read.
+Not here: the command lines (`toolchain`), the compile box (`sandbox.compile_box`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pkb_env.box.channel import ChannelClosed
+from pkb_env.config import EvalConfig, cache_dir
+from pkb_env.errors import HarnessError
+from pkb_env.sandbox.launcher import Zygote
+from pkb_env.toolchain import FlagError, Prepared, Toolchain
+
+_MEMORY_BYTES, _FILE_BYTES = 4 << 30, 512 << 20
+_SLACK_S = 30.0
+_LOG_CHARS = 20_000
+Body = dict[str, Any]
+
+
+@dataclass
+class Counters:
+    """How often a compiler really ran, and how often the cache answered."""
+
+    built: int = 0
+    cached: int = 0
+    build_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Broker:
+    """Thread-safe; the prepared toolchain is made at the first build."""
+
+    def __init__(self, zygote: Zygote, config: EvalConfig, root: Path | None = None) -> None:
+        self._zygote, self._config = zygote, config
+        self._root = root or cache_dir()
+        self._builds = self._root / "builds"
+        self._lock = threading.Lock()
+        self._running: dict[str, Future[Body]] = {}
+        self._prepared: Prepared | None = None
+        self.counters = Counters()
+
+    def prepared(self) -> Prepared:
+        """The toolchain with its precompiled header and the box's native library.
+
+        Raises:
+            ToolchainError: this machine has no C++ compiler, or it cannot build ours.
+        """
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = Toolchain.detect().prepare(self._root / "toolchain")
+            return self._prepared
+
+    def build(self, request: Any, folder: Path) -> Body:
+        """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}."""
+        try:
+            kind, source, flags = self._checked(request)
+        except FlagError as error:
+            return {"error": str(error), "reason": "flags"}
+        reply = self._once(self.prepared().key(kind, source, flags), kind, source, flags)
+        if "path" not in reply:
+            return reply
+        target = folder / Path(reply["path"]).name
+        with contextlib.suppress(FileExistsError):
+            _link(Path(reply["path"]), target)
+        return {"path": str(target)}
+
+    def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+        """Start building literal sources before a rank asks for them; failures show when it asks."""
+        for source, flags in sources:
+            thread = threading.Thread(target=self._quietly, args=(source, flags), daemon=True)
+            thread.start()
+
+    def _quietly(self, source: str, flags: tuple[str, ...]) -> None:
+        with contextlib.suppress(FlagError, HarnessError):
+            kind, source, checked = self._checked({"kind": "cpp", "source": source, "flags": list(flags)})
+            self._once(self.prepared().key(kind, source, checked), kind, source, checked)
+
+    def _checked(self, request: Any) -> tuple[str, str, tuple[str, ...]]:
+        """Kind, complete source and flags of a request that a box made; the box may have sent anything."""
+        if not isinstance(request, dict) or request.get("kind") not in ("cpp", "extension"):
+            raise FlagError(f"a build request of kind {str(request)[:80]!r}")
+        flags = request.get("flags") or []
+        if not isinstance(flags, list) or not all(isinstance(f, str) for f in flags):
+            raise FlagError(f"flags must be a list of strings, not {str(flags)[:80]!r}")
+        prepared = self.prepared()
+        source = prepared.assemble(request)
+        return request["kind"], source, tuple(prepared.check_flags(flags))
+
+    def _once(self, key: str, kind: str, source: str, flags: tuple[str, ...]) -> Body:
+        with self._lock:
+            future = self._running.get(key)
+            mine = future is None
+            if future is None:
+                future = self._running[key] = Future()
+        if not mine:
+            return future.result()
+        try:
+            future.set_result(self._cached_or_built(key, kind, source, flags))
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._running[key]
+        return future.result()
+
+    def _cached_or_built(self, key: str, kind: str, source: str, flags: tuple[str, ...]) -> Body:
+        suffix = ".so"
+        done = self._builds / f"{key}{suffix}"
+        if done.exists():
+            with self.counters.lock:
+                self.counters.cached += 1
+            return {"path": str(done)}
+        self._builds.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._builds))
+        try:
+            return self._compile(folder, done, kind, source, flags)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _compile(self, folder: Path, done: Path, kind: str, source: str, flags: tuple[str, ...]) -> Body:
+        start = time.monotonic()
+        text, library = folder / "candidate.cpp", folder / "candidate.so"
+        text.write_text(source, encoding="utf-8", errors="replace")
+        prepared = self.prepared()
+        command = (prepared.command if kind == "cpp" else prepared.extension_command)(text, library, flags)
+        deadline = self._config.compile_deadline_s if kind == "cpp" else self._config.extension_deadline_s
+        answer = self._run(folder, command, deadline)
+        with self.counters.lock:
+            self.counters.built += 1
+            self.counters.build_s += time.monotonic() - start
+        log = str(answer["log"]).replace(f"{folder}/", "")[:_LOG_CHARS]
+        if answer["code"] is None:
+            return {"error": f"the compiler did not end within {deadline:g} s\n{log}", "reason": "deadline"}
+        if answer["code"] != 0 or not library.is_file():
+            return {"error": log or f"the compiler ended with code {answer['code']}", "reason": "compiler"}
+        library.chmod(0o555)
+        library.rename(done)
+        return {"path": str(done)}
+
+    def _run(self, folder: Path, command: list[str], deadline_s: float) -> Body:
+        channel = self._zygote.spawn("compile")
+        walls = [n for n, why_not in self._zygote.walls.items() if not why_not and n not in self._config.keep_open]
+        read = [*self._zygote.read_paths, str(self.prepared().folder)]
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "TMPDIR": str(folder), "HOME": str(folder)}
+        try:
+            channel.send({
+                "folder": str(folder), "command": command, "deadline_s": deadline_s, "walls": walls, "read": read,
+                "environment": environment, "memory_bytes": _MEMORY_BYTES, "file_bytes": _FILE_BYTES,
+            })  # fmt: skip
+            return channel.recv(deadline_s + _SLACK_S).body
+        except (ChannelClosed, TimeoutError) as error:
+            raise HarnessError(f"the compile box is gone: {error}") from None
+        finally:
+            channel.close()
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,170 @@
+"""Whether one leaf of a candidate's answer is close enough to the truth: `problems.base.Tolerance` in arithmetic.
+
+Not here: trees of leaves, ranks and trials (`judge`); single-step rules for fp8 values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pkb_env.box.leaves import Alias, Foreign, Oversized
+from problems.base import Tolerance
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SINGLE = 2.0**-24
+"""Unit round-off of float32: what an accumulator is expected to have at least."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Whether one leaf holds, and if not, why."""
+
+    reason: str = ""
+    """Empty when it holds."""
+    index: tuple[int, ...] | None = None
+    """First element that does not hold, or the worst one when only the whole is off."""
+    got: str | None = None
+    expected: str | None = None
+    max_error: float | None = None
+    """Largest absolute error of a floating leaf; None when a value is not finite and should be."""
+    allowed: float | None = None
+    """Largest absolute error that was allowed at `index`."""
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """Stands in for a leaf that cannot be found because the structure around it is another one."""
+
+    reason: str
+
+
+def judge_leaf(tolerance: Tolerance, exact: Any, reference: Any, candidate: Any) -> Leaf:
+    """Compare one leaf; the reference sets type, dtype and shape, `exact` the values.
+
+    Raises:
+        ValueError: exact and reference do not have one shape: the problem is broken, not the candidate.
+    """
+    if not isinstance(reference, torch.Tensor):
+        return _judge_plain(tolerance, exact, reference, candidate)
+    if exact.shape != reference.shape:
+        raise ValueError(f"exact has shape {list(exact.shape)} where the reference has {list(reference.shape)}")
+    wanted = _kind(reference)
+    if isinstance(candidate, Alias):
+        return Leaf(f"shares memory with argument {candidate.argument!r}, wanted a new tensor")
+    if isinstance(candidate, Oversized):
+        return Leaf(f"is a {_kind(candidate)}, wanted {wanted}")
+    if type(candidate) is not torch.Tensor:
+        return Leaf(wrong_kind(candidate, f"a {wanted}"))
+    if (candidate.dtype, candidate.shape) != (reference.dtype, reference.shape):
+        return Leaf(f"is a {_kind(candidate)}, wanted {wanted}")
+    exact, candidate = (x.detach().to(reference.device) for x in (exact, candidate))
+    if tolerance.bits or not (reference.is_floating_point() or reference.is_complex()):
+        return _judge_bits(exact.to(reference.dtype), candidate)
+    return _judge_values(tolerance, exact, reference, candidate)
+
+
+def wrong_kind(came: Any, wanted: str) -> str:
+    """What came instead of what was wanted."""
+    if isinstance(came, Misplaced):
+        return came.reason
+    if isinstance(came, Foreign):
+        return f"is {came.type_name}, wanted {wanted}"
+    return f"is {'None' if came is None else type(came).__name__}, wanted {wanted}"
+
+
+def _kind(tensor: torch.Tensor | Oversized) -> str:
+    return f"tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _judge_plain(tolerance: Tolerance, exact: Any, reference: Any, candidate: Any) -> Leaf:
+    if type(candidate) is not type(reference):
+        return Leaf(wrong_kind(candidate, type(reference).__name__))
+    if isinstance(reference, float):
+        # A float usually was a float32 element before `item()`.
+        e, r, c = (torch.tensor(x, dtype=dtype) for x, dtype in ((exact, torch.float64), (reference, None), (candidate, None)))
+        return _judge_values(tolerance, e, r.float(), c.float())
+    if candidate == exact:
+        return Leaf()
+    return Leaf(f"is {candidate!r}, expected {exact!r}", got=repr(candidate), expected=repr(exact))
+
+
+def _judge_bits(expected: torch.Tensor, candidate: torch.Tensor) -> Leaf:
+    ours, theirs = _bits(expected), _bits(candidate)
+    if torch.equal(ours, theirs):
+        return Leaf(max_error=0.0)
+    wrong = (ours != theirs).view(*expected.shape, -1).any(-1)
+    return _failure(_first(wrong), expected, candidate, "", allowed=0.0)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers of the same bytes with one more, innermost axis: 2 parts when complex, else 1."""
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor.unsqueeze(-1)
+    return parts.contiguous().view(_INTEGERS[parts.element_size()])
+
+
+def _judge_values(tolerance: Tolerance, exact: torch.Tensor, reference: torch.Tensor, candidate: torch.Tensor) -> Leaf:
+    """Infinities and NaN must lie where `exact`, rounded to the dtype, has them; the rest is measured."""
+    if not reference.numel():
+        return Leaf(max_error=0.0)
+    expected = exact.to(reference.dtype)
+    finite = expected.isfinite()
+    right = torch.where(finite, candidate.isfinite(), (candidate == expected) | (candidate.isnan() & expected.isnan()))
+    if not bool(right.all()):
+        return _failure(_first(~right), expected, candidate, "")
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    e, r, c = (x.to(wide) for x in (exact, reference, candidate))
+    if not bool(finite.all()):
+        e, r, c = (torch.where(finite, x, 0) for x in (e, r, c))
+    # Where only the reference overflowed, its error says nothing.
+    budget = torch.nan_to_num((r - e).abs(), 0, 0, 0)
+    return _judge_errors(tolerance, e, budget, c, torch.finfo(reference.dtype).eps / 2)
+
+
+def _judge_errors(tolerance: Tolerance, exact: torch.Tensor, budget: torch.Tensor, candidate: torch.Tensor, unit: float) -> Leaf:
+    """The two rules of `Tolerance`; `budget` is the reference's absolute error, `unit` the dtype's round-off."""
+    size, error = exact.abs(), (candidate - exact).abs()
+    norm, worst = float(size.norm()), float(error.max())
+    rms, inner = norm / size.numel() ** 0.5, tolerance.inner_ulps * min(unit, _SINGLE)
+
+    least = tolerance.element_factor * min(float(budget.max()), tolerance.cap * rms)
+    allowed = (size + rms).mul_(tolerance.element_ulps * unit + inner).clamp_(min=least)
+    wrong = error > allowed
+    if bool(wrong.any()):
+        at = _first(wrong)
+        why = f" (error {float(error[at]):.3g}, allowed {float(allowed[at]):.3g})"
+        return _failure(at, exact, candidate, why, max_error=worst, allowed=float(allowed[at]))
+
+    whole = max(tolerance.norm_factor * min(float(budget.norm()), tolerance.cap * norm), (tolerance.norm_ulps * unit + inner) * norm)
+    if float(error.norm()) > whole:
+        at = _first(error == worst)
+        why = f" (the worst; all errors together have norm {float(error.norm()):.3g}, allowed {whole:.3g})"
+        return _failure(at, exact, candidate, why, max_error=worst, allowed=float(allowed[at]))
+    return Leaf(max_error=worst)
+
+
+def _first(mask: torch.Tensor) -> tuple[int, ...]:
+    """Index of the first true element in row-major order."""
+    flat = int(mask.flatten().to(torch.uint8).argmax())
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), mask.shape))
+
+
+def _failure(
+    index: tuple[int, ...],
+    expected: torch.Tensor,
+    candidate: torch.Tensor,
+    why: str,
+    *,
+    max_error: float | None = None,
+    allowed: float | None = None,
+) -> Leaf:
+    got, wanted = (_text(x[index].item()) for x in (candidate, expected))
+    where = f"element {list(index)}" if index else "the value"
+    reason = f"{where} is {got}, expected {wanted}{why}"
+    return Leaf(reason, index=index, got=got, expected=wanted, max_error=max_error, allowed=allowed)
+
+
+def _text(value: complex | bool) -> str:
+    return f"{value:.9g}" if isinstance(value, float | complex) else str(value)

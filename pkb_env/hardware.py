@@ -1,0 +1,43 @@
+"""What this machine and its tools are called in a record."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+
+@functools.cache
+def cpu() -> str:
+    """Model and number of usable cores: `AMD EPYC x2`."""
+    model = platform.machine()
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+        model = found[1].strip() if found else model
+    except OSError:
+        pass
+    return f"{model} x{cores()}"
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def toolchain(compiler: str) -> str:
+    """Versions that a verdict depends on: Python, torch, compiler."""
+    return f"python {sys.version_info.major}.{sys.version_info.minor}, torch {metadata.version('torch')}, {compiler}"
+
+
+@functools.cache
+def harness() -> str:
+    """Version of this package."""
+    try:
+        return metadata.version("pkb-env")
+    except metadata.PackageNotFoundError:
+        return "source"

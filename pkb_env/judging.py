@@ -1,0 +1,76 @@
+"""Between the arenas and the judge: reads what the ranks left, calls the pure comparisons, words them as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pkb_env import judge
+from pkb_env.box.wire import Arena, WireViolation
+from problems.base import Problem
+
+Arguments = Sequence[tuple[Any, ...]]
+"""The arguments of every rank."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Everything about one call that is to be judged; each sequence holds one entry per rank."""
+
+    number: int
+    inputs: Arguments
+    pristine: Arguments
+    """A second copy of the inputs: `exact` may use up the first."""
+    reference: Sequence[Any]
+    candidate: Sequence[Any]
+    after_reference: Arguments
+    after_candidate: Arguments
+
+
+def read_ranks(arenas: Sequence[Arena], slot: int, nonce: int) -> list[Any]:
+    """The outputs of every rank.
+
+    Raises:
+        WireViolation: names the rank that did not put a tree on the wire.
+    """
+    outputs = []
+    for rank, arena in enumerate(arenas):
+        try:
+            outputs.append(arena.read(slot, nonce))
+        except WireViolation as error:
+            raise WireViolation(f"rank {rank} left no output that can be read: {error}") from None
+    return outputs
+
+
+class Record:
+    """The comparisons of one evaluation, trial after trial."""
+
+    def __init__(self, problem: Problem, *, public: bool) -> None:
+        self.problem, self._public = problem, public
+        self._found: list[judge.Comparison] = []
+        self._public_holds = True
+
+    def add(self, trial: Trial) -> dict[str, Any]:
+        """Judge one trial: how many comparisons hold, of how many."""
+        exact = self.problem.exact(trial.inputs)
+        found = judge.compare(
+            self.problem, trial=trial.number, exact=exact, reference=trial.reference, candidate=trial.candidate
+        )
+        found += judge.compare_arguments(
+            self.problem, self.problem.arguments, trial=trial.number, pristine=trial.pristine,
+            after_reference=trial.after_reference, after_candidate=trial.after_candidate,
+        )  # fmt: skip
+        self._found += found
+        if self._public:
+            self._public_holds &= judge.public_rule(list(trial.reference), list(trial.candidate))
+        return {"passed": sum(c.passed for c in found), "total": len(found)}
+
+    def summary(self) -> dict[str, Any]:
+        """Share passed, message and one report per rank; the public rule's opinion when asked for."""
+        world_size = 1 + max(c.rank for c in self._found)
+        summary = judge.summarise(self._found, world_size)
+        return {
+            "passed": summary.passed, "message": summary.message, "ranks": [dataclasses.asdict(r) for r in summary.ranks],
+            "public_rule": self._public_holds if self._public else None,
+        }  # fmt: skip

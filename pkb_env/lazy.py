@@ -1,0 +1,125 @@
+"""Answers that a problem must refuse, made mechanically: outputs of all ranks without doing the work.
+
+Whoever adds a problem gets them for free; the judge must find each of them wrong, on real inputs.
+
+Not here: judging them (`judge`), attacks on the harness (`tests/exploits`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pkb_env.box import silence
+from problems import reference_source
+from problems.base import Problem
+
+Inputs = Sequence[tuple[Any, ...]]
+"""The arguments of every rank."""
+
+
+def lazy_answers(problem: Problem, inputs: Inputs, other_inputs: Inputs) -> dict[str, list[Any]]:
+    """Lazy outputs of all ranks by name.
+
+    Args:
+        problem: whose answers.
+        inputs: what the answers are to be judged on; left untouched.
+        other_inputs: inputs of another trial and the same shapes.
+    """
+    silenced = silenced_answer(problem, inputs)
+    right = honest_answer(problem, inputs)
+    answers = {
+        "zeros": _map(torch.zeros_like, silenced),
+        "ones": _map(torch.ones_like, silenced),
+        "constants": _map(_typical, right),
+        "first input": [_map(lambda out, x=_first_tensor(args): _squeezed(x, out), s) for args, s in zip(inputs, silenced, strict=True)],
+        "rank only": _like(silenced, problem.exact([_ranked(args, rank) for rank, args in enumerate(inputs)])),
+        "communication left out": silenced,
+        "answer for other inputs": _like(silenced, problem.exact(other_inputs)),
+        "dtype changed": _map(_other_dtype, right),
+        "one rank idle": [*right[:-1], _map(torch.zeros_like, right[-1])],
+    }
+    return answers
+
+
+def honest_answer(problem: Problem, inputs: Inputs) -> list[Any]:
+    """`exact`, rounded once to the dtypes of the reference: the best answer that there is."""
+    return _like(silenced_answer(problem, inputs), problem.exact(inputs))
+
+
+def rounded_answer(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> list[Any]:
+    """The answer of a kernel that is exact except that it reads its floating arguments as `dtype`."""
+    rounded = _map(lambda x: x.to(dtype).to(x.dtype) if x.is_floating_point() else x, list(inputs))
+    return _like(silenced_answer(problem, inputs), problem.exact(rounded))
+
+
+def silenced_answer(problem: Problem, inputs: Inputs) -> list[Any]:
+    """What the reference answers on every rank when nobody talks; not thread-safe."""
+    answers = []
+    for rank, args in enumerate(inputs):
+        with silence.alone(rank, len(inputs)):
+            answers.append(problem.reference(*_map(torch.clone, args)))
+    return answers
+
+
+def silenced_source(problem: Problem) -> str:
+    """The same as a candidate: the reference behind a head that silences torch.distributed."""
+    head = inspect.getsource(silence).rstrip()
+    body = reference_source(problem).replace("from __future__ import annotations\n", "", 1).strip()
+    return f"{head}\n\n\napply()\n\n{body}\n"
+
+
+def _map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """The tree with the function applied to every tensor."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _map(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_map(function, value) for value in tree)
+    return tree
+
+
+def _like(pattern: Any, tree: Any) -> Any:
+    """The tree with every tensor in the dtype that the pattern has there, in memory of its own."""
+    if isinstance(pattern, torch.Tensor):
+        return tree.to(pattern.dtype, copy=True)
+    if isinstance(pattern, dict):
+        return {key: _like(value, tree[key]) for key, value in pattern.items()}
+    if isinstance(pattern, list | tuple):
+        return type(pattern)(map(_like, pattern, tree))
+    return tree
+
+
+def _first_tensor(args: Any) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    _map(found.append, args)
+    return found[0]
+
+
+def _squeezed(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """As many leading elements as fit, repeated where they do not suffice."""
+    times = -(-like.numel() // max(1, source.numel()))
+    return source.flatten().repeat(times)[: like.numel()].view(like.shape).to(like.dtype)
+
+
+def _typical(tensor: torch.Tensor) -> torch.Tensor:
+    """The mean everywhere; for integers and booleans the most frequent value."""
+    flat = tensor.flatten()
+    value = flat.mean() if tensor.is_floating_point() or tensor.is_complex() else flat.to(torch.int64).mode().values
+    return torch.full_like(tensor, value.item())
+
+
+def _ranked(args: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    """Arguments whose floating tensors hold nothing but the rank."""
+    ranked: tuple[Any, ...] = _map(lambda x: torch.full_like(x, rank + 1) if x.is_floating_point() else x, args)
+    return ranked
+
+
+def _other_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    narrow = {torch.float64: torch.float32, torch.int64: torch.int32, torch.complex128: torch.complex64}
+    wide = torch.complex128 if tensor.is_complex() else torch.float64 if tensor.is_floating_point() else torch.int64
+    return tensor.to(narrow[wide] if tensor.dtype == wide else wide)

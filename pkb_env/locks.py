@@ -1,0 +1,67 @@
+"""One machine, many evaluations: untimed stages share it, a timed stage has it alone.
+
+File locks, so that independent processes of one user agree too; a lock falls open when its holder dies.  A turnstile
+keeps a waiting timed stage from being overtaken for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL_S = 0.002
+
+
+class MachineLock:
+    """Shared or exclusive use of this machine's cores."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        root = folder or Path(tempfile.gettempdir()) / f"pkb-locks-{os.getuid()}"
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._turnstile, self._machine = root / "turnstile", root / "machine"
+
+    @contextmanager
+    def shared(self, check: Callable[[], None]) -> Iterator[None]:
+        """Hold the machine together with other untimed stages; `check` may raise while waiting."""
+        with _held(self._turnstile, fcntl.LOCK_EX, check):
+            machine = _acquire(self._machine, fcntl.LOCK_SH, check)
+        try:
+            yield
+        finally:
+            os.close(machine)
+
+    @contextmanager
+    def alone(self, check: Callable[[], None]) -> Iterator[None]:
+        """Hold the machine alone."""
+        with _held(self._turnstile, fcntl.LOCK_EX, check), _held(self._machine, fcntl.LOCK_EX, check):
+            yield
+
+
+@contextmanager
+def _held(path: Path, kind: int, check: Callable[[], None]) -> Iterator[None]:
+    fd = _acquire(path, kind, check)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _acquire(path: Path, kind: int, check: Callable[[], None]) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                check()
+                time.sleep(_POLL_S)
+            else:
+                return fd
+    except BaseException:
+        os.close(fd)
+        raise

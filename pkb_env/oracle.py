@@ -1,0 +1,182 @@
+"""The trusted twin of a box: makes the inputs, runs the reference, holds every answer, compares.
+
+One supervisor and W rank processes per (problem, world size, size, profile, dtype); no line of a candidate's ever runs
+here, so a group serves many evaluations.  The supervisor is also where the judge's arithmetic runs: after the candidate's
+call it makes the inputs of all ranks anew from their seeds and compares every output with `exact` and the reference.
+Not here: what is compared with what (`judge`), status words.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from pkb_env.box import collectives, control, wire, worker
+from pkb_env.box.channel import Channel
+from pkb_env.sandbox import hang
+from pkb_env.sandbox.group import Group
+from pkb_env.sandbox.init import own_lines
+from pkb_env.sandbox.limits import close_all_but
+
+_START_DEADLINE_S = 120.0
+_SIZING = b"the trial that only measures sizes"
+_ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs")
+Body = dict[str, Any]
+
+
+def main(upstream: Channel) -> None:
+    """Serve until the evaluator closes the channel."""
+    config = upstream.recv().body
+    sys.path[:] = config["path"]
+    world_size = config["world_size"]
+    arenas = [[wire.create_arena(f"pkb {name} {rank}") for rank in range(world_size)] for name in _ARENAS]
+    group = Group(world_size, upstream)
+    try:
+        group.start(lambda: None, lambda rank, lines: _rank_main(config, [a[rank] for a in arenas], rank, lines))
+        _serve(Twin(config, group, arenas))
+    finally:
+        group.kill()
+
+
+class Twin:
+    """The supervisor's side: arenas of all ranks mapped, orders, judging."""
+
+    def __init__(self, config: Body, group: Group, arenas: list[list[int]]) -> None:
+        self.config, self.group = config, group
+        self.problem, self.size, self.dtype = _task(config)
+        trouble = group.wait(group.all_ready, _START_DEADLINE_S)
+        if trouble is not None:
+            raise RuntimeError(f"the reference of {self.problem.slug} did not start: {hang.report(group, 'load', trouble)}")
+        told = [rank.ready or {} for rank in group.ranks]
+        self.capacities = [wire.capacity_for(max(t[k] for t in told)) for k in ("in", "out")]
+        for kind, fds in enumerate(arenas):
+            for fd in fds:
+                wire.size_arena(fd, config["slots"], self.capacities[kind % 2])
+        self.maps = [
+            [wire.Arena(fd, config["slots"], self.capacities[kind % 2]) for fd in fds] for kind, fds in enumerate(arenas)
+        ]
+        self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
+        box_fds = [*arenas[2], *arenas[3]]
+        group.upstream.send({"event": "ready", "in": self.capacities[0], "out": self.capacities[1]}, box_fds)
+
+    def _carry_out(self, order: control.Order, deadline_s: float) -> int:
+        start = self.group.order(order)
+        trouble = self.group.wait(self.group.all_done, deadline_s)
+        if trouble is not None:
+            raise RuntimeError(f"the reference of {self.problem.slug} failed: {hang.report(self.group, 'call', trouble)}")
+        return start
+
+    def fill(self, body: Body) -> Body:
+        """Fresh inputs for one slot, into the reference's arena and the box's."""
+        secret = bytes.fromhex(body["secret"])
+        self._carry_out(control.Order(control.FILL, body["slot"], body["nonce"], body["trial"], secret), body["deadline_s"])
+        return {"event": "filled"}
+
+    def call(self, body: Body) -> Body:
+        """One call of the reference; the outside clock in ns."""
+        start = self._carry_out(control.Order(control.CALL, body["slot"], body["nonce"]), body["deadline_s"])
+        stamps = [rank.finished_ns - start for rank in self.group.ranks if rank.finished_ns is not None]
+        self.group.pause()
+        return {"event": "done", "ns": max(stamps), "ranks_ns": stamps}
+
+    def begin(self, _: Body) -> Body:
+        """Forget the comparisons of the previous evaluation."""
+        from pkb_env.judging import Record  # noqa: PLC0415  after sys.path is the caller's
+
+        self.record = Record(self.problem, public=self.config["profile"] == "upstream")
+        return {"event": "begun"}
+
+    def judge(self, body: Body) -> Body:
+        """Compare what the box left in one slot with the answer."""
+        from pkb_env.judging import Trial, read_ranks  # noqa: PLC0415
+
+        slot, nonce = body["slot"], body["nonce"]
+        try:
+            boxed = read_ranks(self.maps[3], slot, nonce)
+        except wire.WireViolation as error:
+            return {"event": "judged", "violation": str(error)}
+        reference = [arena.read(slot, nonce) for arena in self.maps[1]]
+        pristine = self._pristine(body)
+        after = [[arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], pristine, strict=True)] for kind in (0, 2)]
+        trial = Trial(body["trial"], self._pristine(body), pristine, reference, boxed, *after)
+        return {"event": "judged", **self.record.add(trial)}
+
+    def summary(self, _: Body) -> Body:
+        return {"event": "summary", **self.record.summary()}
+
+    def _pristine(self, body: Body) -> list[tuple[Any, ...]]:
+        secret = bytes.fromhex(body["secret"])
+        return [
+            self.problem.make_inputs(_draw(self.config, self.dtype, secret, body["trial"], rank), self.size)
+            for rank in range(self.config["world_size"])
+        ]
+
+
+def _serve(twin: Twin) -> None:
+    orders = {"begin": twin.begin, "fill": twin.fill, "call": twin.call, "judge": twin.judge, "summary": twin.summary}
+    while True:
+        body = twin.group.upstream.recv().body
+        try:
+            answer = orders[body["cmd"]](body)
+        except Exception:  # noqa: BLE001  whatever breaks here is the harness's failure and is told as such
+            answer = {"event": "broken", "error": traceback.format_exc(limit=8)}
+        twin.group.upstream.send(answer)
+
+
+def _task(config: Body) -> tuple[Any, Any, torch.dtype]:
+    import problems  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    problem = problems.load(config["problem"])
+    return problem, problem.size(config["size"], config["profile"]), getattr(torch, config["dtype"])
+
+
+def _draw(config: Body, dtype: torch.dtype, secret: bytes, trial: int, rank: int) -> Any:
+    from problems.base import Draw  # noqa: PLC0415
+
+    return Draw(secret, config["problem"], config["size"], trial, rank, config["world_size"], config["profile"], dtype)
+
+
+def _rank_main(config: Body, arenas: list[int], rank: int, lines: worker.Lines) -> None:
+    close_all_but(own_lines(lines) | set(arenas))
+    channel = Channel(socket.socket(fileno=lines.channel))
+    channel.send({"event": "hello"})
+    worker.silence(lines.output)
+    state = worker.Rank(rank, config["world_size"], channel, control.Page(lines.control, rank), lines.go, lines.done)
+    worker.run(state, lambda s: _prepare(s, config, arenas))
+
+
+def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
+    worker.one_thread()
+    state.page.enter("init")
+    worker.join_group(state.rank, state.world_size, config["store"])
+    collectives.install(state.page)
+    problem, size, dtype = _task(config)
+    box_inputs: list[wire.Arena] = []
+
+    def make(secret: bytes, trial: int) -> tuple[Any, ...]:
+        return problem.make_inputs(_draw(config, dtype, secret, trial, state.rank), size)  # type: ignore[no-any-return]
+
+    def fill(order: control.Order) -> None:
+        inputs = make(order.secret, order.trial)
+        assert state.inputs is not None
+        state.inputs.write(order.slot, order.nonce, inputs)
+        box_inputs[0].write(order.slot, order.nonce, inputs)
+
+    def map_arenas(order: control.Order) -> None:
+        state.inputs = wire.Arena(arenas[0], config["slots"], order.nonce)
+        state.outputs = wire.Arena(arenas[1], config["slots"], order.trial)
+        box_inputs.append(wire.Arena(arenas[2], config["slots"], order.nonce))
+
+    state.operations |= {control.MAP: map_arenas, control.FILL: fill, control.CALL: lambda o: worker.call(state, o)}
+    state.solution = problem.reference
+    first = make(_SIZING, 0)
+    need = wire.tensor_bytes(first)
+    state.told = {"in": need, "out": wire.tensor_bytes(problem.reference(*first))}
+    del first
+    gc.collect()

@@ -1,0 +1,56 @@
+"""Oracle groups kept between evaluations: nothing untrusted ever ran in them, so they may serve again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pkb_env.groups import Cancellation, Oracle, Task
+from pkb_env.sandbox.launcher import Zygote
+
+
+class OraclePool:
+    """At most `keep` idle groups; the one idle for longest goes first."""
+
+    def __init__(self, zygote: Zygote, folder: Path, deadline_s: float, keep: int = 4) -> None:
+        self._zygote, self._folder, self._deadline_s, self._keep = zygote, folder, deadline_s, keep
+        self._lock, self._idle, self._closed = threading.Lock(), list[Oracle](), False
+
+    @contextmanager
+    def taken(self, task: Task, cancellation: Cancellation) -> Iterator[Oracle]:
+        """A group for this task alone; it goes back unless the block raises."""
+        oracle = self._take(task)
+        cancellation.watch(oracle.channel)
+        try:
+            yield oracle
+        except BaseException:
+            cancellation.forget(oracle.channel)
+            oracle.close()
+            raise
+        cancellation.forget(oracle.channel)
+        self._give_back(oracle)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for oracle in idle:
+            oracle.close()
+
+    def _take(self, task: Task) -> Oracle:
+        with self._lock:
+            for oracle in self._idle:
+                if oracle.task == task:
+                    self._idle.remove(oracle)
+                    return oracle
+        return Oracle(self._zygote, task, self._folder, self._deadline_s)
+
+    def _give_back(self, oracle: Oracle) -> None:
+        with self._lock:
+            self._idle.append(oracle)
+            surplus = self._idle if self._closed else self._idle[: -self._keep]
+            self._idle = [] if self._closed else self._idle[-self._keep :]
+        for old in surplus:
+            old.close()

@@ -1,0 +1,105 @@
+"""The supervisor of a box: runs a candidate's ranks inside the walls and reports what it sees from outside.
+
+Speaks with the evaluator: config in, then `call` orders; out come `ready`, `done` with the outside clock, `failed` with
+everything known about every rank, and the ranks' build requests.
+Not here: status words, verdicts, answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pkb_env.box import control
+from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.box.worker import Lines
+from pkb_env.sandbox import hang, walls
+from pkb_env.sandbox.group import Group
+from pkb_env.sandbox.init import own_lines
+from pkb_env.sandbox.limits import close_all_but
+from pkb_env.sandbox.visible import DEVICES
+
+ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True)
+class Fds:
+    """Descriptors of one box, by rank."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    symmetric: tuple[int, ...]
+
+
+def main(upstream: Channel) -> None:
+    """Serve one evaluation, then leave nothing behind."""
+    first = upstream.recv()
+    config, world_size = first.body, first.body["world_size"]
+    from pkb_box import symm_mem  # type: ignore[import-not-found]  # noqa: PLC0415  the box's own copy
+
+    symmetric = tuple(symm_mem.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
+    fds = Fds(first.fds[:world_size], first.fds[world_size : 2 * world_size], symmetric)
+    walls.enter_namespaces(config["walls"])
+    group = Group(world_size, upstream, config["output_chars"])
+    try:
+        group.start(
+            lambda: walls.confine_group(config["walls"], config["read"], config["write"], DEVICES),
+            lambda rank, lines: _rank_main(config, fds, rank, lines),
+        )
+        _load(group, config)
+        _serve(group)
+    except ChannelClosed:
+        pass
+    finally:
+        group.kill()
+
+
+def _load(group: Group, config: dict[str, Any]) -> None:
+    trouble = group.wait(group.all_ready, config["load_deadline_s"])
+    group.pause()
+    group.upstream.send({"event": "ready"} if trouble is None else hang.report(group, "load", trouble))
+
+
+def _serve(group: Group) -> None:
+    while True:
+        body = group.upstream.recv().body
+        if body["cmd"] == "memory":
+            group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
+            continue
+        start = group.order(control.Order(control.CALL, body["slot"], body["nonce"]))
+        trouble = group.wait(group.all_done, body["deadline_s"])
+        group.pause()
+        if trouble is not None:
+            group.upstream.send(hang.report(group, "call", trouble))
+            continue
+        stamps = [rank.finished_ns - start for rank in group.ranks if rank.finished_ns is not None]
+        group.upstream.send({"event": "done", "ns": max(stamps), "ranks_ns": stamps})
+
+
+def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:
+    """Become rank `rank`: walls first, then the box's own worker; nothing of ours stays importable."""
+    mine = {fds.inputs[rank], fds.outputs[rank], *fds.symmetric}
+    close_all_but(own_lines(lines) | mine)
+    scratch = Path(config["scratch"])
+    os.chdir(scratch)
+    keep = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    os.environ.clear()
+    os.environ.update(keep, HOME=str(scratch), TMPDIR=str(scratch), RANK=str(rank), WORLD_SIZE=str(config["world_size"]),
+                      LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(config["world_size"]))  # fmt: skip
+    walls.confine_rank(config["walls"], config["rank_memory_bytes"], config["disk_bytes"])
+    _forget_ourselves(config["view"])
+    from pkb_box import rank_main  # noqa: PLC0415
+
+    rank_main.enter(config, rank, lines, fds.inputs[rank], fds.outputs[rank], list(fds.symmetric))
+
+
+def _forget_ourselves(view: str) -> None:
+    """Leave the standard library and the view on the path, and no module of ours loaded but `pkb_box`."""
+    stdlib = {os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload")}
+    sys.path[:] = [p for p in sys.path if os.path.realpath(p) in {os.path.realpath(s) for s in stdlib}] + [view]
+    sys.path_importer_cache.clear()
+    for name in [n for n in sys.modules if n.split(".")[0] in ("pkb_env", "problems", "rewards")]:
+        del sys.modules[name]

@@ -1,0 +1,273 @@
+"""A group of rank processes under one supervisor: start them, give orders, wait, stop, report, kill.
+
+The supervisor forks an init process, which puts up the walls and forks the ranks; so the ranks share one domain, the
+supervisor stays outside of it, and killing init ends them all.
+Not here: what the walls are (`walls`), how a hang is worded (`hang`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pkb_env.box import control
+from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
+from pkb_env.box.worker import Lines
+from pkb_env.sandbox.init import ExitNotice, run_init
+from pkb_env.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+
+MAX_REQUESTS = 64
+"""Build requests that one group may make."""
+_GRACE_S = 0.15
+"""How long the other ranks may still report after one has failed."""
+Body = dict[str, Any]
+
+
+@dataclass
+class Rank:
+    """What the supervisor holds of one rank."""
+
+    rank: int
+    channel: Channel
+    page: control.Page
+    go: int
+    done: int
+    dump: int
+    output: int
+    pid: int | None = None
+    ready: Body | None = None
+    finished_ns: int | None = None
+    raised: Body | None = None
+    exit: int | None = None
+    violation: str | None = None
+    failed_at: float | None = None
+    printed: bytearray = field(default_factory=bytearray)
+    closed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.raised is not None or self.exit is not None or self.violation is not None
+
+
+class Group:
+    """W ranks that live and die together."""
+
+    def __init__(self, world_size: int, upstream: Channel, output_chars: int = 4000) -> None:
+        self.world_size, self.upstream, self._output_chars = world_size, upstream, output_chars
+        self.ranks: list[Rank] = []
+        self.init_pid = 0
+        self.compiling: set[int] = set()
+        self._requests = 0
+        self._notices = -1
+        self._stopped = False
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def start(self, confine: Callable[[], None], rank_main: Callable[[int, Lines], None]) -> None:
+        """Fork init and the ranks.
+
+        Args:
+            confine: run in init before it forks.
+            rank_main: run in each rank with its number and its descriptors; must not return.
+        """
+        page_fd = control.create(self.world_size)
+        lines, self.ranks = [], []
+        for rank in range(self.world_size):
+            ours, theirs = Channel.pair()
+            go, done, dump = os.eventfd(0), os.eventfd(0), os.memfd_create(f"pkb-dump-{rank}")
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            lines.append(Lines(theirs.detach(), go, done, dump, writer, page_fd))
+            self.ranks.append(Rank(rank, Channel(ours, credentials=True), control.Page(page_fd, rank), go, done, dump, reader))
+        self._notices, notice_writer = os.pipe()
+        os.set_blocking(self._notices, False)
+        self.init_pid = os.fork()
+        if self.init_pid == 0:
+            run_init(confine, rank_main, lines, notice_writer)
+        os.close(notice_writer)
+        os.close(page_fd)
+        for line in lines:
+            os.close(line.channel)
+            os.close(line.output)
+
+    def order(self, order: control.Order) -> int:
+        """Tell every rank what to do and let them go; the time of that in ns."""
+        for rank in self.ranks:
+            rank.page.put(order)
+            rank.finished_ns = None
+        self.resume()
+        now = time.perf_counter_ns()
+        for rank in self.ranks:
+            os.eventfd_write(rank.go, 1)
+        return now
+
+    def all_ready(self) -> bool:
+        return all(rank.ready is not None for rank in self.ranks)
+
+    def all_done(self) -> bool:
+        return all(rank.finished_ns is not None for rank in self.ranks)
+
+    def wait(self, finished: Callable[[], bool], deadline_s: float) -> str | None:
+        """Wait until `finished`, a failure or the deadline; time in which a compiler works for the group does not count.
+
+        Returns:
+            None when finished, else `failed` or `deadline`.
+        """
+        used, last = 0.0, time.monotonic()
+        while True:
+            if finished():
+                return None
+            if self._failure_is_ripe():
+                return "failed"
+            now = time.monotonic()
+            used += 0.0 if self.compiling else now - last
+            last = now
+            if used >= deadline_s:
+                return "deadline"
+            self._poll(min(deadline_s - used, _GRACE_S if any(r.failed for r in self.ranks) else 60.0))
+
+    def _failure_is_ripe(self) -> bool:
+        times = [rank.failed_at for rank in self.ranks if rank.failed_at is not None]
+        if not times:
+            return False
+        return all(rank.failed for rank in self.ranks) or time.monotonic() - min(times) > _GRACE_S
+
+    def _poll(self, seconds: float) -> None:
+        handlers: dict[int, Callable[[], None]] = {self._notices: self._read_notices, self.upstream.fileno(): self._read_upstream}
+        for rank in self.ranks:
+            handlers[rank.done] = lambda rank=rank: self._read_done(rank)  # type: ignore[misc]
+            if not rank.closed:
+                handlers[rank.channel.fileno()] = lambda rank=rank: self._read_rank(rank)  # type: ignore[misc]
+            if rank.output >= 0:
+                handlers[rank.output] = lambda rank=rank: self._read_output(rank)  # type: ignore[misc]
+        poller = select.poll()
+        for fd in handlers:
+            poller.register(fd, select.POLLIN)
+        for fd, _ in poller.poll(max(0.0, seconds * 1000) + 1):
+            handlers[fd]()
+
+    def _read_done(self, rank: Rank) -> None:
+        now = time.perf_counter_ns()
+        os.eventfd_read(rank.done)
+        rank.finished_ns = now
+
+    def _read_rank(self, rank: Rank) -> None:
+        try:
+            messages = rank.channel.pump()
+        except ChannelClosed:
+            rank.closed = True
+            return
+        except ChannelViolation as error:
+            self._fail(rank, violation=str(error))
+            return
+        for message in messages:
+            for fd in message.fds:
+                os.close(fd)
+            rank.pid = rank.pid or message.pid
+            self._obey(rank, message.body)
+
+    def _obey(self, rank: Rank, body: Body) -> None:
+        event = body.get("event")
+        if event == "hello":
+            return
+        if event == "ready":
+            rank.ready = body
+        elif event == "raised":
+            self._fail(rank, raised=body)
+        elif event == "compile" and self._requests < MAX_REQUESTS:
+            self._requests += 1
+            self.compiling.add(rank.rank)
+            self.upstream.send({"event": "compile", "rank": rank.rank, "request": body.get("request")})
+        else:
+            self._fail(rank, violation=f"a message {str(event)[:40]!r} that no rank may send now")
+
+    def _fail(self, rank: Rank, *, raised: Body | None = None, violation: str | None = None) -> None:
+        if not rank.failed:
+            rank.raised, rank.violation, rank.failed_at = raised, violation, time.monotonic()
+
+    def _read_output(self, rank: Rank) -> None:
+        try:
+            data = os.read(rank.output, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            os.close(rank.output)
+            rank.output = -1
+        rank.printed += data[: max(0, self._output_chars - len(rank.printed))]
+
+    def _read_notices(self) -> None:
+        try:
+            data = os.read(self._notices, ExitNotice.size * 64)
+        except BlockingIOError:
+            return
+        if not data:
+            for rank in self.ranks:
+                self._ended(rank, -signal.SIGKILL)
+            self._notices_gone()
+        for at in range(0, len(data) - ExitNotice.size + 1, ExitNotice.size):
+            number, code = ExitNotice.unpack_from(data, at)
+            if 0 <= number < self.world_size:
+                self._ended(self.ranks[number], code)
+
+    def _notices_gone(self) -> None:
+        os.close(self._notices)
+        self._notices = os.open(os.devnull, os.O_RDONLY)
+        os.set_blocking(self._notices, False)
+
+    def _ended(self, rank: Rank, code: int) -> None:
+        if rank.exit is None:
+            self._read_rank(rank)
+            rank.exit = code
+            rank.failed_at = rank.failed_at or time.monotonic()
+
+    def _read_upstream(self) -> None:
+        for message in self.upstream.pump():
+            if message.body.get("cmd") != "compiled":
+                raise ChannelClosed(f"asked for {message.body.get('cmd')!r} while an order is being carried out")
+            rank = message.body["rank"]
+            self.compiling.discard(rank)
+            with contextlib.suppress(ChannelClosed):
+                self.ranks[rank].channel.send(message.body["reply"], timeout=1.0)
+
+    def pause(self) -> None:
+        """Stop every rank where it is; it keeps no core busy and changes nothing."""
+        self._signal(signal.SIGSTOP)
+        self._stopped = True
+
+    def resume(self) -> None:
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
+
+    def _signal(self, number: int) -> None:
+        for rank in self.ranks:
+            if rank.pid is not None and rank.exit is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, number)
+
+    def kill(self) -> None:
+        """End every process below this one and reap them all."""
+        while True:
+            for pid in _descendants():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(0.001)
+
+
+def _descendants() -> list[int]:
+    """Children of this process, orphans it adopted included."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+            found += [int(pid) for pid in file.read().split()]
+    return found

@@ -1,0 +1,115 @@
+"""The zygote as its starter sees it: started on demand, asked for groups, started again when it died."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.errors import HarnessError
+
+_START_S = 120.0
+_PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME")
+_FIXED = {
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
+BOX_SOURCES = Path(__file__).resolve().parent.parent / "box"
+
+
+class Zygote:
+    """Thread-safe handle of one zygote process and its folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Nothing is started yet; `root` is where its folder is made."""
+        self._root = root
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: Channel | None = None
+        self.folder: Path | None = None
+        self.walls: dict[str, str] = {}
+        """Name -> empty when the wall holds here, else why not."""
+        self.read_paths: list[str] = []
+
+    @property
+    def view(self) -> str:
+        return str(self.folder) if self.folder else ""
+
+    def ensure(self) -> None:
+        """Start the zygote unless it runs.
+
+        Raises:
+            HarnessError: it did not come up.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
+    def spawn(self, kind: str) -> Channel:
+        """Fork a supervisor of this kind; the channel to it.
+
+        Raises:
+            HarnessError: the zygote is not to be had.
+        """
+        self.ensure()
+        with self._lock:
+            ours, theirs = Channel.pair()
+            try:
+                assert self._control is not None
+                self._control.send({"kind": kind}, [theirs.fileno()])
+            except ChannelClosed as error:
+                ours.close()
+                self._stop()
+                raise HarnessError(f"the zygote ended: {error}") from None
+            finally:
+                theirs.close()
+            return Channel(ours)
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        self._stop()
+        self._root.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._root))
+        ours, theirs = Channel.pair()
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        self._control = Channel(ours)
+        atexit.register(self.close)
+        self._await_up()
+
+    def _await_up(self) -> None:
+        assert self._control is not None
+        try:
+            body = self._control.recv(_START_S).body
+        except (TimeoutError, ChannelClosed) as error:
+            self._stop()
+            raise HarnessError(f"the zygote did not come up: {error}; see its message on standard error") from None
+        self.walls, self.read_paths = body["walls"], body["read"]
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            self._process.kill()
+            self._process.wait()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._control, self._process, self.folder = None, None, None
+        atexit.unregister(self.close)

@@ -1,0 +1,60 @@
+"""Limits, name spaces and the tie between parent and child.
+
+Not here: files (`landlock`) and system calls (`seccomp`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from pathlib import Path
+
+from pkb_env.sandbox.syscalls import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl, unshare
+
+_NEWUSER, _NEWIPC, _NEWNET, _NEWPID = 0x10000000, 0x08000000, 0x40000000, 0x20000000
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
+MAX_OPEN_FILES = 512
+
+
+def die_with_parent(parent: int | None) -> None:
+    """Be killed when the parent ends; `parent=None` skips the check that it still lives (it looks like 0 across name spaces)."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(9)
+
+
+def cap(memory_bytes: int, file_bytes: int) -> None:
+    """Limit address space and file size in bytes, open files, core dumps."""
+    for name, value in (("AS", memory_bytes), ("FSIZE", file_bytes), ("NOFILE", MAX_OPEN_FILES), ("CORE", 0)):
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (limit, limit))
+
+
+def own_namespaces(*, pids: bool = True) -> None:
+    """User, network and IPC name spaces of one's own, the loopback interface up; with `pids` the next child is pid 1 of another.
+
+    Raises:
+        OSError: this machine does not allow it (inside many containers).
+    """
+    user, group = os.getuid(), os.getgid()
+    prctl(PR_SET_DUMPABLE, 1)
+    unshare(_NEWUSER | _NEWIPC | _NEWNET | (_NEWPID if pids else 0))
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    with socket.socket() as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))
+
+
+def close_all_but(keep: set[int]) -> None:
+    """Close every descriptor above 2 that is not named."""
+    previous = 2
+    for fd in [*sorted(fd for fd in keep if fd > 2), 1 << 20]:
+        os.closerange(previous + 1, fd)
+        previous = fd

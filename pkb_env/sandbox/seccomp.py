@@ -1,0 +1,110 @@
+"""seccomp: which system calls a rank may make, for good.  A classic BPF program written out by hand (x86-64 only).
+
+Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, sockets other than
+unix and TCP, signals to anybody but oneself.  Threads are allowed.
+Not here: which files may be opened (`landlock`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from dataclasses import dataclass, field
+
+from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, checked, prctl, syscall
+
+_LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_ARCH_X86_64 = 0xC000003E
+_SECCOMP, _CLONE, _CLONE3, _SOCKET = 317, 56, 435, 41
+_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
+_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_SIGNALS = {62: "kill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"}
+_DENIED = {
+    59: "execve", 322: "execveat", 57: "fork", 58: "vfork", 101: "ptrace", 310: "process_vm_readv",
+    311: "process_vm_writev", 312: "kcmp", 438: "pidfd_getfd", 434: "pidfd_open", 424: "pidfd_send_signal", 200: "tkill",
+    165: "mount", 166: "umount2", 272: "unshare", 308: "setns", 155: "pivot_root", 161: "chroot", 430: "fsopen",
+    432: "fsmount", 429: "move_mount", 428: "open_tree", 442: "mount_setattr", 321: "bpf", 298: "perf_event_open",
+    250: "keyctl", 248: "add_key", 249: "request_key", 323: "userfaultfd", 246: "kexec_load", 320: "kexec_file_load",
+    175: "init_module", 313: "finit_module", 176: "delete_module", 169: "reboot", 425: "io_uring_setup",
+    426: "io_uring_enter", 427: "io_uring_register", 303: "name_to_handle_at", 304: "open_by_handle_at", 167: "swapon",
+    168: "swapoff", 164: "settimeofday", 227: "clock_settime", 159: "adjtimex", 305: "clock_adjtime", 163: "acct",
+    179: "quotactl", 135: "personality", 133: "mknod", 259: "mknodat", 279: "move_pages", 256: "migrate_pages",
+    29: "shmget", 64: "semget", 68: "msgget", 30: "shmat", 71: "msgctl", 240: "mq_open", 153: "vhangup", 172: "iopl",
+    173: "ioperm", 103: "syslog", 170: "sethostname", 171: "setdomainname", 317: "seccomp", 142: "sched_setparam",
+    144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr", 112: "setsid", 109: "setpgid",
+}  # fmt: skip
+_ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
+"""Allowed for the calling process: Python reads its own limits, OpenMP places its own threads."""
+
+
+def supported() -> bool:
+    return platform.machine() == "x86_64"
+
+
+@dataclass
+class _Program:
+    """Instructions (code, jump if true, jump if false, operand)."""
+
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def load(self, offset: int) -> None:
+        self.rows.append((_LD, 0, 0, offset))
+
+    def give(self, value: int) -> None:
+        self.rows.append((_RET, 0, 0, value))
+
+    def when(self, number: int, *body: tuple[int, int, int, int]) -> None:
+        """Run `body`, which ends in a return, for one system call."""
+        self.rows.append((_JEQ, 0, len(body), number))
+        self.rows.extend(body)
+
+
+def install() -> None:
+    """Filter this thread and all threads of this process.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    rows = _program(os.getpid()).rows
+    code = b"".join(struct.pack("HBBI", *row) for row in rows)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HxxxxxxQ", len(rows), ctypes.addressof(buffer))
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    tsync = 1
+    checked(syscall(_SECCOMP, 1, tsync, program), "seccomp")
+
+
+def _program(pid: int) -> _Program:
+    program = _Program()
+    program.load(_ARCH)
+    program.rows.append((_JEQ, 1, 0, _ARCH_X86_64))
+    program.give(_KILL)
+    program.load(_NUMBER)
+    program.rows.append((_JGE, 0, 1, 0x40000000))
+    program.give(_ERRNO | errno.ENOSYS)
+    refuse = (_RET, 0, 0, _ERRNO | errno.EPERM)
+    allow = (_RET, 0, 0, _ALLOW)
+    for number in sorted(_DENIED):
+        program.when(number, refuse)
+    program.when(_CLONE3, (_RET, 0, 0, _ERRNO | errno.ENOSYS))
+    program.when(_CLONE, (_LD, 0, 0, _ARG0), (_JSET, 0, 1, _CLONE_NEW), refuse, (_JSET, 1, 0, _CLONE_THREAD), refuse, allow)
+    for number in _SIGNALS:
+        program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 1, 0, pid), refuse, allow)
+    for number in _ONLY_ON_SELF:
+        program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, pid), refuse, allow)
+    _sockets(program, refuse, allow)
+    program.give(_ALLOW)
+    return program
+
+
+def _sockets(program: _Program, refuse: tuple[int, int, int, int], allow: tuple[int, int, int, int]) -> None:
+    """AF_UNIX in any form; AF_INET and AF_INET6 as streams only."""
+    unix, inet, inet6, stream, kind = 1, 2, 10, 1, 0xF
+    program.when(
+        _SOCKET, (_LD, 0, 0, _ARG0), (_JEQ, 6, 0, unix), (_JEQ, 1, 0, inet), (_JEQ, 0, 3, inet6), (_LD, 0, 0, _ARG1),
+        (_AND, 0, 0, kind), (_JEQ, 1, 0, stream), refuse, allow,
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""The walls of a box by name: which can be had here, and how each is put up.
+
+Names: `namespaces` (own network, IPC and process ids), `landlock` (files, signals, abstract sockets), `seccomp` (system
+calls), `limits` (memory, files, descriptors, capabilities).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from pkb_env.sandbox import landlock, limits, seccomp
+from pkb_env.sandbox.syscalls import drop_capabilities
+
+NAMES = ("namespaces", "landlock", "seccomp", "limits")
+
+
+def probe() -> dict[str, str]:
+    """Try each wall in a child process: name -> empty when it holds here, else why not.  Call from a single-threaded process."""
+    trials: dict[str, Callable[[], object]] = {
+        "namespaces": limits.own_namespaces,
+        "landlock": lambda: landlock.restrict(["/usr"]),
+        "seccomp": seccomp.install,
+        "limits": drop_capabilities,
+    }
+    return {name: _why_not(trials[name]) for name in NAMES if name != "seccomp" or seccomp.supported()} | (
+        {} if seccomp.supported() else {"seccomp": f"no filter for {os.uname().machine}"}
+    )
+
+
+def _why_not(trial: Callable[[], object]) -> str:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trial()
+        except OSError as error:
+            os.write(writer, str(error).encode()[:500] or b"refused")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader, "rb") as file:
+        return file.read().decode("utf-8", "replace")
+
+
+def enter_namespaces(walls: Iterable[str]) -> None:
+    """For the supervisor, before it forks init."""
+    if "namespaces" in walls:
+        limits.own_namespaces()
+
+
+def confine_group(walls: Iterable[str], read: list[str], write: list[str], devices: Iterable[str]) -> None:
+    """For init, before it forks the ranks: they share one Landlock domain."""
+    if "landlock" in walls:
+        landlock.restrict(read, write, devices)
+
+
+def confine_rank(walls: Iterable[str], memory_bytes: int, file_bytes: int) -> None:
+    """For each rank, before any line of the candidate's."""
+    if "limits" in walls:
+        limits.cap(memory_bytes, file_bytes)
+        drop_capabilities()
+    if "seccomp" in walls:
+        seccomp.install()

@@ -1,0 +1,138 @@
+"""Runs a function on W real ranks: forked processes, gloo, a file store, one OpenMP thread each.
+
+The fork server imports torch once and runs no operation, so that a rank starts in milliseconds and forks safely.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_CONTEXT = get_context("forkserver")
+
+
+class RankFailed(AssertionError):
+    """A rank raised, died or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What the reference of a problem did on one rank."""
+
+    output: Any
+    args: tuple[Any, ...]
+    """Its arguments after the call."""
+
+
+def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[Any]:
+    """`function(*args[r])` on each rank r of len(args), inside an initialised default group; results in rank order.
+
+    The function must be importable by name.  Warnings are errors on the ranks too.
+
+    Raises:
+        RankFailed: a rank raised (with its traceback), died, or has not answered at the deadline.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+    with tempfile.TemporaryDirectory() as folder:
+        ends, processes = [], []
+        for rank, mine in enumerate(args):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            job = (function, _pack(mine), rank, len(args), str(Path(folder) / "store"), theirs)
+            process = _CONTEXT.Process(target=_rank_main, args=job, daemon=True)
+            process.start()
+            theirs.close()
+            ends.append(ours)
+            processes.append(process)
+        try:
+            return _collect(ends, monotonic() + deadline_s)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+
+
+def run_reference(name: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
+    """The reference of a problem on len(inputs) real ranks."""
+    return run_on_ranks(_call_reference, [(name, args) for args in inputs])
+
+
+def run_source(source: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
+    """The `solution` of a candidate's source on len(inputs) real ranks, without a box: for trusted sources only."""
+    return run_on_ranks(_call_source, [(source, args) for args in inputs])
+
+
+def _call_reference(name: str, args: tuple[Any, ...]) -> ReferenceRun:
+    from problems import load
+
+    return ReferenceRun(load(name).reference(*args), args)
+
+
+def _call_source(source: str, args: tuple[Any, ...]) -> ReferenceRun:
+    names: dict[str, Any] = {"__name__": "candidate"}
+    exec(compile(source, "candidate.py", "exec"), names)
+    return ReferenceRun(names["solution"](*args), args)
+
+
+def _collect(ends: list[Connection], until: float) -> list[Any]:
+    results: dict[Connection, Any] = {}
+    while len(results) < len(ends):
+        ready = wait([end for end in ends if end not in results], timeout=max(0.0, until - monotonic()))
+        if not ready:
+            late = [rank for rank, end in enumerate(ends) if end not in results]
+            raise RankFailed(f"ranks {late} have not answered at the deadline")
+        for end in ready:
+            assert isinstance(end, Connection)
+            results[end] = _answer(ends.index(end), end)
+    return [results[end] for end in ends]
+
+
+def _answer(rank: int, end: Connection) -> Any:
+    try:
+        error, payload = end.recv()
+    except EOFError:
+        raise RankFailed(f"rank {rank} died without an answer") from None
+    if error:
+        raise RankFailed(f"rank {rank} raised:\n{error}")
+    return _unpack(payload)
+
+
+def _rank_main(function: Callable[..., Any], args: bytes, rank: int, world_size: int, store: str, end: Connection) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        )
+        result = function(*_unpack(args))
+        dist.barrier()
+        dist.destroy_process_group()
+        end.send((None, _pack(result)))
+    except BaseException:
+        end.send((traceback.format_exc(), b""))
+
+
+def _pack(value: Any) -> bytes:
+    """Tensors by value: the default way of multiprocessing would share memory that dies with its rank."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _unpack(payload: bytes) -> Any:
+    return torch.load(io.BytesIO(payload), weights_only=False)

@@ -1,0 +1,183 @@
+"""Rewards keep the outcomes in order, stay bounded where they promise it and leave INFRA unscored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example as case
+from hypothesis import given
+from hypothesis import strategies as st
+from verdicts import FAILURES, SCORED, example, measured_verdicts, positive, relaxed, timed, verdicts
+
+import rewards
+from rewards import KINDS, PRESETS, Score, Status, Term, Verdict
+
+RANK = {
+    Status.TAMPERED: 0,
+    Status.INVALID: 1,
+    Status.COMPILE_ERROR: 2,
+    Status.LOAD_ERROR: 3,
+    Status.RUNTIME_ERROR: 4,
+    Status.DEADLOCK: 4,
+    Status.TIMEOUT: 4,
+    Status.OUT_OF_MEMORY: 4,
+    Status.WRONG_RESULT: 5,
+    Status.CORRECT: 6,
+}
+default, kevin = rewards.get("default"), rewards.get("kevin")
+every_preset = pytest.mark.parametrize("name", PRESETS)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def quicker(verdict: Verdict, times: float) -> Verdict:
+    """The same outcome of a candidate that takes 1 / times as long."""
+    assert verdict.time_ms is not None
+    speedups = {name: getattr(verdict, name) * times for name in ("speedup_low", "speedup", "speedup_high")}
+    return verdict.but(time_ms=verdict.time_ms / times, **speedups)
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+@relaxed
+@given(verdicts(SCORED), verdicts(SCORED))
+@case(timed(1e-9), example(Status.WRONG_RESULT, passed=math.nextafter(1, 0)))
+def test_default_keeps_the_rank(one: Verdict, other: Verdict) -> None:
+    better = RANK[one.status] - RANK[other.status]
+    gap = default(one).total - default(other).total
+    assert better * gap > 0 or (better == 0 and (gap == 0 or one.status in (Status.WRONG_RESULT, Status.CORRECT)))
+
+
+def test_every_status_but_infra_has_a_rank() -> None:
+    assert set(RANK) == set(SCORED) == set(Status) - {Status.INFRA}
+
+
+@every_preset
+@relaxed
+@given(cheat=verdicts((Status.TAMPERED,)), honest=verdicts(SCORED))
+def test_cheating_never_beats_an_honest_failure(name: str, cheat: Verdict, honest: Verdict) -> None:
+    assert PRESETS[name](cheat).total <= PRESETS[name](honest).total
+
+
+@every_kind
+@relaxed
+@given(failure=verdicts(FAILURES), correct=verdicts((Status.CORRECT,)))
+def test_no_kind_of_term_gives_a_failure_more_than_a_correct_answer(kind: str, failure: Verdict, correct: Verdict) -> None:
+    low, high = KINDS[kind]().score(failure, ()), KINDS[kind]().score(correct, ())
+    assert low is not None
+    assert math.isfinite(low)
+    assert high is None or low <= high
+
+
+@every_preset
+@relaxed
+@given(failure=verdicts(FAILURES), correct=verdicts((Status.CORRECT,)))
+def test_a_correct_answer_beats_every_failure(name: str, failure: Verdict, correct: Verdict) -> None:
+    assert PRESETS[name](failure).total < PRESETS[name](correct).total
+
+
+@every_preset
+@relaxed
+@given(verdict=measured_verdicts(), times=st.floats(1, 1e3))
+def test_a_faster_candidate_never_earns_less(name: str, verdict: Verdict, times: float) -> None:
+    faster = quicker(verdict, times)
+    assert PRESETS[name](faster).total >= PRESETS[name](verdict).total
+    if faster.speedup and faster.speedup > 1:
+        assert PRESETS[name](faster.but(faster=True)).total >= PRESETS[name](verdict).total
+
+
+@every_preset
+@relaxed
+@given(one=st.floats(0, 1, exclude_max=True), other=st.floats(0, 1, exclude_max=True))
+def test_more_passed_never_earns_less(name: str, one: float, other: float) -> None:
+    low, high = (PRESETS[name](example(Status.WRONG_RESULT, passed=p)).total for p in sorted((one, other)))
+    assert low <= high
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@relaxed
+@given(verdicts(SCORED))
+@case(timed(1e300))
+@case(timed(0.0))
+def test_default_is_bounded(verdict: Verdict) -> None:
+    assert -2.0 <= default(verdict).total <= 3.0
+    assert verdict.correct == (default(verdict).total >= 0)
+
+
+@relaxed
+@given(measured_verdicts(), positive)
+def test_default_pays_nothing_above_parity_that_is_not_proven(verdict: Verdict, bound_ms: float) -> None:
+    assert default(verdict.but(faster=False)).total <= 1.0
+    cap = max(1.0, verdict.baselines["reference"] / bound_ms)
+    assert default(verdict.but(bound_ms=bound_ms)).total <= 1.0 + math.log2(cap)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "floor", "speed"),
+    [
+        (timed(1.0), 1.0, 0.0),
+        (timed(2.0), 1.0, 1.0),
+        (timed(2.0, faster=False), 1.0, 0.0),
+        (timed(0.5), 1.0, -1.0),
+        (timed(0.001), 1.0, -1.0),
+        (timed(1000.0), 1.0, 2.0),
+        (timed(4.0, speedup_low=1.0, faster=True), 1.0, 0.0),
+        (timed(2.0, speedup_low=0.5, faster=True), 1.0, -1.0),
+        (timed(4.0, reference_ms=10.0, bound_ms=5.0), 1.0, 1.0),
+        (timed(4.0, reference_ms=10.0, bound_ms=1.0), 1.0, 2.0),
+        (timed(1.0, reference_ms=10.0, bound_ms=40.0), 1.0, 0.0),
+        (timed(4.0, reference_ms=10.0, bound_ms=0.0), 1.0, 2.0),
+        (timed(4.0, comparable=False), 1.0, None),
+        (example(Status.CORRECT, comparable=True), 1.0, None),
+        (example(Status.WRONG_RESULT), 0.2, -1.0),
+        (example(Status.WRONG_RESULT, passed=0.5), 0.25, -1.0),
+        (example(Status.TAMPERED), -1.0, -1.0),
+    ],
+)
+def test_terms_of_default(verdict: Verdict, floor: float, speed: float | None) -> None:
+    score = default(verdict)
+    assert [t.name for t in score.terms] == ["status_floor", "log_speed"]
+    assert [t.score for t in score.terms] == [pytest.approx(floor), speed]
+    assert score.total == pytest.approx(floor + (speed or 0.0))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "total"),
+    [
+        (timed(1.5), 1.8),
+        (timed(1.5, faster=False), 1.8),
+        (timed(4.0, speedup_low=1.0, faster=True), 4.3),
+        (timed(1000.0), 1000.3),
+        (timed(4.0, comparable=False), 0.3),
+        (example(Status.CORRECT), 0.3),
+        *((example(status), 0.0) for status in FAILURES),
+    ],
+)
+def test_kevin_is_the_published_formula(verdict: Verdict, total: float) -> None:
+    assert kevin(verdict).total == pytest.approx(total)
+
+
+@every_preset
+@relaxed
+@given(verdict=verdicts())
+def test_unscored_is_infra_and_nothing_else(name: str, verdict: Verdict) -> None:
+    score = PRESETS[name](verdict)
+    assert score.unscored == (verdict.status is Status.INFRA)
+    assert not score.unscored or ([t.score for t in score.terms] == [None, None] and score.total == 0.0)
+
+
+def test_a_term_without_score_drops_out_and_hands_no_weight_on() -> None:
+    score = Score((Term("a", 1.0, 0.5), Term("b", None, 10.0), Term("c", -2.0, 0.25)))
+    assert score.total == 0.0
+    assert not score.unscored
+    assert Score((Term("b", None),)).unscored
+    assert Score(()).unscored
+
+
+@pytest.mark.parametrize(("score", "weight"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, -1.0)])
+def test_a_term_refuses_numbers_that_would_poison_a_batch(score: float, weight: float) -> None:
+    with pytest.raises(ValueError, match="term 'speed' has"):
+        Term("speed", score, weight)
