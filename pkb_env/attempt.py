@@ -106,7 +106,7 @@ class Attempt:
         with self._stage("oracle"):
             oracle.ask("begin")
         box = opened_box(
-            machine.zygote, machine.config, oracle, job.candidate.source, str(machine.broker.prepared().library),
+            machine.zygote, machine.config, oracle, job.candidate.source, str(machine.broker.prepared().native_library),
             job.problem.arguments, folder, lambda request: machine.broker.build(request, folder / "lib"), job.cancellation,
         )  # fmt: skip
         try:

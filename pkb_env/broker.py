@@ -22,12 +22,46 @@ from pkb_env.box.channel import ChannelClosed
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
 from pkb_env.sandbox.launcher import Zygote
-from pkb_env.toolchain import FlagError, Prepared, Toolchain
+from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, bind_functions, check_flags
 
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 512 << 20
 _SLACK_S = 30.0
-_LOG_CHARS = 20_000
 Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A build, checked."""
+
+    kind: str
+    source: str
+    flags: tuple[str, ...]
+    name: str = ""
+    """Module name of an extension."""
+
+    @classmethod
+    def of(cls, request: Any) -> Order:
+        """Read a request; the box may have sent anything.
+
+        Raises:
+            FlagError: it is no request, or asks for what is not allowed.
+        """
+        if not isinstance(request, dict) or request.get("kind") not in ("cpp", "extension"):
+            raise FlagError(f"a build request must be of kind 'cpp' or 'extension', not {str(request)[:80]!r}")
+        flags = check_flags(_texts(request.get("flags"), "flags"))
+        if request["kind"] == "cpp":
+            return cls("cpp", _texts([request.get("source")], "source")[0], flags)
+        functions = request.get("functions")
+        if functions is not None and not (isinstance(functions, dict) and all(isinstance(v, str) for v in functions.values())):
+            raise FlagError(f"functions must map names to docstrings, not {str(functions)[:80]!r}")
+        source = bind_functions(_texts(request.get("cpp_sources"), "cpp_sources"), functions)
+        return cls("extension", source, flags, str(request.get("name")))
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise FlagError(f"{what} must be text, not {str(value)[:80]!r}")
+    return value
 
 
 @dataclass
@@ -63,13 +97,17 @@ class Broker:
                 self._prepared = Toolchain.detect().prepare(self._root / "toolchain")
             return self._prepared
 
+    @property
+    def version(self) -> str:
+        """The compiler's name in records."""
+        return self.prepared().toolchain.version
+
     def build(self, request: Any, folder: Path) -> Body:
         """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}."""
         try:
-            kind, source, flags = self._checked(request)
+            reply = self._once(Order.of(request))
         except FlagError as error:
             return {"error": str(error), "reason": "flags"}
-        reply = self._once(self.prepared().key(kind, source, flags), kind, source, flags)
         if "path" not in reply:
             return reply
         target = folder / Path(reply["path"]).name
@@ -80,26 +118,14 @@ class Broker:
     def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
         """Start building literal sources before a rank asks for them; failures show when it asks."""
         for source, flags in sources:
-            thread = threading.Thread(target=self._quietly, args=(source, flags), daemon=True)
-            thread.start()
+            threading.Thread(target=self._quietly, args=(source, flags), daemon=True).start()
 
     def _quietly(self, source: str, flags: tuple[str, ...]) -> None:
         with contextlib.suppress(FlagError, HarnessError):
-            kind, source, checked = self._checked({"kind": "cpp", "source": source, "flags": list(flags)})
-            self._once(self.prepared().key(kind, source, checked), kind, source, checked)
+            self._once(Order("cpp", source, check_flags(flags)))
 
-    def _checked(self, request: Any) -> tuple[str, str, tuple[str, ...]]:
-        """Kind, complete source and flags of a request that a box made; the box may have sent anything."""
-        if not isinstance(request, dict) or request.get("kind") not in ("cpp", "extension"):
-            raise FlagError(f"a build request of kind {str(request)[:80]!r}")
-        flags = request.get("flags") or []
-        if not isinstance(flags, list) or not all(isinstance(f, str) for f in flags):
-            raise FlagError(f"flags must be a list of strings, not {str(flags)[:80]!r}")
-        prepared = self.prepared()
-        source = prepared.assemble(request)
-        return request["kind"], source, tuple(prepared.check_flags(flags))
-
-    def _once(self, key: str, kind: str, source: str, flags: tuple[str, ...]) -> Body:
+    def _once(self, order: Order) -> Body:
+        key = self.prepared().key(order.kind, order.source, (*order.flags, order.name))
         with self._lock:
             future = self._running.get(key)
             mine = future is None
@@ -108,7 +134,7 @@ class Broker:
         if not mine:
             return future.result()
         try:
-            future.set_result(self._cached_or_built(key, kind, source, flags))
+            future.set_result(self._cached_or_built(self._builds / f"{key}.so", order))
         except BaseException as error:
             future.set_exception(error)
             raise
@@ -117,9 +143,7 @@ class Broker:
                 del self._running[key]
         return future.result()
 
-    def _cached_or_built(self, key: str, kind: str, source: str, flags: tuple[str, ...]) -> Body:
-        suffix = ".so"
-        done = self._builds / f"{key}{suffix}"
+    def _cached_or_built(self, done: Path, order: Order) -> Body:
         if done.exists():
             with self.counters.lock:
                 self.counters.cached += 1
@@ -127,25 +151,27 @@ class Broker:
         self._builds.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._builds))
         try:
-            return self._compile(folder, done, kind, source, flags)
+            return self._compile(folder, done, order)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _compile(self, folder: Path, done: Path, kind: str, source: str, flags: tuple[str, ...]) -> Body:
+    def _compile(self, folder: Path, done: Path, order: Order) -> Body:
         start = time.monotonic()
-        text, library = folder / "candidate.cpp", folder / "candidate.so"
-        text.write_text(source, encoding="utf-8", errors="replace")
-        prepared = self.prepared()
-        command = (prepared.command if kind == "cpp" else prepared.extension_command)(text, library, flags)
-        deadline = self._config.compile_deadline_s if kind == "cpp" else self._config.extension_deadline_s
+        source, library, prepared = folder / SOURCE_NAME, folder / "candidate.so", self.prepared()
+        source.write_text(order.source, encoding="utf-8", errors="replace")
+        if order.kind == "cpp":
+            command, deadline = prepared.command(source, library, order.flags), self._config.compile_deadline_s
+        else:
+            command = prepared.extension_command(source, library, order.name, order.flags)
+            deadline = self._config.extension_deadline_s
         answer = self._run(folder, command, deadline)
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start
-        log = str(answer["log"]).replace(f"{folder}/", "")[:_LOG_CHARS]
+        log = prepared.readable(str(answer["log"]), source)
         if answer["code"] is None:
             return {"error": f"the compiler did not end within {deadline:g} s\n{log}", "reason": "deadline"}
-        if answer["code"] != 0 or not library.is_file():
+        if answer["code"] != 0 or not library.is_file() or library.is_symlink():
             return {"error": log or f"the compiler ended with code {answer['code']}", "reason": "compiler"}
         library.chmod(0o555)
         library.rename(done)

@@ -183,7 +183,7 @@ class Evaluator:
         result: Result | None,
     ) -> Verdict:  # fmt: skip
         """The verdict of a result; without one, a stand-in that carries what the store's key is made of."""
-        compiler = self.machine().broker.prepared().version
+        compiler = self.machine().broker.version
         base: dict[str, Any] = {
             "problem": problem.slug, "problem_version": problem.version, "profile": submission.profile, "size": submission.size,
             "world_size": submission.world_size, "backend": submission.backend, "topology": submission.topology,

@@ -81,22 +81,21 @@ def parse(source: str) -> ast.Module:
     Raises:
         InvalidSource: the source is not Python, with the line where known.
     """
+    if "\0" in source:
+        raise _at(source.count("\n", 0, source.index("\0")) + 1, "a NUL character is not Python")
     try:
         with _QUIET, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source, FILE_NAME)
             compile(source, FILE_NAME, "exec", dont_inherit=True)
     except SyntaxError as error:
-        raise InvalidSource(f"{FILE_NAME}, line {error.lineno}: {error.msg}", line=error.lineno) from None
+        raise _at(error.lineno, error.msg) from None
     except UnicodeEncodeError as error:
-        line = source.count("\n", 0, error.start) + 1
-        raise InvalidSource(f"{FILE_NAME}, line {line}: a lone surrogate cannot be encoded as UTF-8", line=line) from None
+        raise _at(source.count("\n", 0, error.start) + 1, "a lone surrogate cannot be encoded as UTF-8") from None
     except ValueError as error:
-        line = source.count("\n", 0, max(source.find("\0"), 0)) + 1 if "\0" in source else None
-        where = FILE_NAME if line is None else f"{FILE_NAME}, line {line}"
-        raise InvalidSource(f"{where}: {error}", line=line) from None
+        raise _at(None, str(error)) from None
     except (RecursionError, MemoryError):
-        raise InvalidSource(f"{FILE_NAME}: the source is nested too deeply for Python's compiler") from None
+        raise _at(None, "the source is nested too deeply for Python's compiler") from None
     return tree
 
 
@@ -126,6 +125,10 @@ _QUIET = threading.Lock()
 """`warnings.catch_warnings` swaps a global list, so one thread at a time."""
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PYTHON_TAGS = ("python", "python3", "py")
+
+
+def _at(line: int | None, what: str) -> InvalidSource:
+    return InvalidSource(f"{FILE_NAME}{'' if line is None else f', line {line}'}: {what}", line=line)
 
 
 def _size(text: str) -> int:

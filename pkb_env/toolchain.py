@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pkb_env.compiler_flags import FlagError, check_flags
 from pkb_env.errors import HarnessError
 
 KINDS = ("cpp", "extension")
@@ -32,39 +33,12 @@ _NATIVE = Path(__file__).parent / "box" / "native"
 _HEADER, _LIBRARY = "pkb.h", "libpkb_native.so"
 _CPP = ("-O3", "-march=native", "-std=c++20", "-fPIC")
 _EXTENSION = ("-O1", "-std=c++20", "-fPIC", "-w", "-DTORCH_API_INCLUDE_EXTENSION_H")
+_VARIANTS: Mapping[str, tuple[str, ...]] = {"plain": (), "fast-math": ("-ffast-math",)}
+"""A precompiled header serves only the settings it was built with; these two cover what candidates ask for."""
 _LOGS = ("-fdiagnostics-color=never", "-fmax-errors=20")
-_ALLOWED = re.compile(
-    r"-O[0-3sg]?|-Ofast|-g0"
-    r"|-f(no-)?(fast-math|math-errno|trapping-math|associative-math|reciprocal-math|signed-zeros|rounding-math"
-    r"|unsafe-math-optimizations|finite-math-only|unroll-loops|unroll-all-loops|tree-vectorize|tree-slp-vectorize"
-    r"|strict-aliasing|omit-frame-pointer|inline-functions|exceptions|rtti|openmp-simd|prefetch-loop-arrays|peel-loops"
-    r"|split-loops|tree-loop-distribution|semantic-interposition|wrapv|ipa-pta)"
-    r"|-ffp-contract=(fast|on|off)|-fvisibility=(hidden|default)"
-    r"|-m(no-)?(sse[0-9.]*|ssse3|avx2?|avx512[a-z0-9]*|avxvnni|fma|f16c|bmi2?|popcnt|lzcnt|amx-[a-z0-9]+)"
-    r"|-m(arch|tune|cpu)=[a-z0-9.+-]+|-mprefer-vector-width=(128|256|512)"
-    r"|-D[A-Za-z_]\w*(=[\w.+-]*)?|-U[A-Za-z_]\w*|-std=(c|gnu)\+\+(17|20|23|2a|2b)"
-    r"|-W(no-)?[a-z][a-z0-9+=-]*|-pthread"
-)
-
 
 class NoCompiler(HarnessError):
     """This machine has no C++ compiler, or it cannot build what every box needs."""
-
-
-class FlagError(ValueError):
-    """A candidate asked for a compiler flag that is not on the list."""
-
-
-def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
-    """The flags, if a candidate may use all of them: optimisation, floating point, instruction sets, macros, warnings.
-
-    Raises:
-        FlagError: with the first one that is not on the list (paths, libraries, plugins, wrappers, response files).
-    """
-    for flag in flags:
-        if not isinstance(flag, str) or not _ALLOWED.fullmatch(flag):
-            raise FlagError(f"compiler flag {flag!r} is not allowed; allowed are -O*, -f*math*, -m<instruction set>, -D, -std=, -W*")
-    return tuple(flags)
 
 
 def bind_functions(cpp_sources: Sequence[str], functions: Mapping[str, str] | None) -> str:
@@ -147,7 +121,9 @@ class Toolchain:
                     shutil.copy(source, aside)
             self._must([*_CPP, "-O2", "-shared", "-o", _LIBRARY, "pkb_native.cpp"], aside)
             if self.is_gcc:
-                self._must([*_CPP, "-x", "c++-header", "-o", f"{_HEADER}.gch", _HEADER], aside)
+                (aside / f"{_HEADER}.gch").mkdir()
+                for name, flags in _VARIANTS.items():
+                    self._must([*_CPP, *flags, "-x", "c++-header", "-o", f"{_HEADER}.gch/{name}", _HEADER], aside)
             aside.chmod(0o755)
             aside.rename(folder)
         finally:

@@ -38,9 +38,9 @@ def main(upstream: Channel) -> None:
     """Serve one evaluation, then leave nothing behind."""
     first = upstream.recv()
     config, world_size = first.body, first.body["world_size"]
-    from pkb_box import symm_mem  # type: ignore[import-not-found]  # noqa: PLC0415  the box's own copy
+    from pkb_box import symm_arena  # type: ignore[import-not-found]  # noqa: PLC0415  the box's own copy
 
-    symmetric = tuple(symm_mem.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
+    symmetric = tuple(symm_arena.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
     fds = Fds(first.fds[:world_size], first.fds[world_size : 2 * world_size], symmetric)
     walls.enter_namespaces(config["walls"])
     group = Group(world_size, upstream, config["output_chars"])

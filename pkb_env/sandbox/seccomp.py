@@ -1,7 +1,7 @@
 """seccomp: which system calls a rank may make, for good.  A classic BPF program written out by hand (x86-64 only).
 
 Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, sockets other than
-unix and TCP, signals to anybody but oneself.  Threads are allowed.
+unix, TCP and the list of interfaces, signals to anybody but oneself.  Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
 
@@ -21,7 +21,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
 _SECCOMP, _CLONE, _CLONE3, _SOCKET = 317, 56, 435, 41
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _SIGNALS = {62: "kill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"}
 _DENIED = {
     59: "execve", 322: "execveat", 57: "fork", 58: "vfork", 101: "ptrace", 310: "process_vm_readv",
@@ -102,9 +102,11 @@ def _program(pid: int) -> _Program:
 
 
 def _sockets(program: _Program, refuse: tuple[int, int, int, int], allow: tuple[int, int, int, int]) -> None:
-    """AF_UNIX in any form; AF_INET and AF_INET6 as streams only."""
-    unix, inet, inet6, stream, kind = 1, 2, 10, 1, 0xF
-    program.when(
-        _SOCKET, (_LD, 0, 0, _ARG0), (_JEQ, 6, 0, unix), (_JEQ, 1, 0, inet), (_JEQ, 0, 3, inet6), (_LD, 0, 0, _ARG1),
-        (_AND, 0, 0, kind), (_JEQ, 1, 0, stream), refuse, allow,
-    )  # fmt: skip
+    """AF_UNIX in any form; AF_INET and AF_INET6 as streams; of AF_NETLINK the list of interfaces, which gloo reads."""
+    unix, inet, inet6, netlink, stream, kind, route = 1, 2, 10, 16, 1, 0xF, 0
+    body = [
+        (_LD, 0, 0, _ARG0), (_JEQ, 9, 0, unix), (_JEQ, 5, 0, netlink), (_JEQ, 1, 0, inet), (_JEQ, 0, 5, inet6),
+        (_LD, 0, 0, _ARG1), (_AND, 0, 0, kind), (_JEQ, 3, 2, stream),
+        (_LD, 0, 0, _ARG2), (_JEQ, 1, 0, route), refuse, allow,
+    ]  # fmt: skip
+    program.when(_SOCKET, *body)
