@@ -40,7 +40,7 @@ def solution(
     local = target - memory.rank * owned
     foreign = (local < 0) | (local >= owned)
     of_target = logits.gather(-1, local.masked_fill(foreign, 0)[..., None])[..., 0].float().masked_fill(foreign, 0.0)
-    sums, targets = exchange(memory, [logits.float().exp_().sum(-1), of_target], first_row=1)
+    sums, targets = exchange(memory, [logits.float().exp().sum(-1), of_target], first_row=1)
     return (sums.sum(0).log() - targets.sum(0)).to(logits.dtype)
 
 

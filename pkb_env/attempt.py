@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +18,7 @@ from typing import Any
 from pkb_env import outcome, timing
 from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig
-from pkb_env.groups import SLOTS, Box, BoxFailed, Call, Cancellation, Oracle, Task, opened_box
+from pkb_env.groups import SLOTS, Box, BoxFailed, Call, Cancellation, Oracle, Task
 from pkb_env.locks import MachineLock
 from pkb_env.outcome import Outcome
 from pkb_env.pool import OraclePool
@@ -92,26 +90,29 @@ class Attempt:
         """
         job, machine = self.job, self.machine
         machine.broker.prefetch(literal_sources(job.candidate))
-        folder = Path(tempfile.mkdtemp(prefix="box-", dir=machine.folder))
-        try:
-            with machine.pool.taken(job.task, job.cancellation) as oracle:
-                result = self._in_box(oracle, folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with machine.pool.taken(job.task, job.cancellation) as oracle, self._opened(Box(
+            machine.zygote, machine.config, machine.folder, machine.broker.build
+        )) as box:  # fmt: skip
+            result = self._in_box(oracle, box)
         result.stage_s = {name: round(seconds, 4) for name, seconds in self.stage_s.items()}
         return result
 
-    def _in_box(self, oracle: Oracle, folder: Path) -> Result:
+    @contextmanager
+    def _opened(self, box: Box) -> Iterator[Box]:
+        try:
+            with self.job.cancellation.watching(box.channel):
+                yield box
+        finally:
+            with self._stage("end"):
+                box.close()
+
+    def _in_box(self, oracle: Oracle, box: Box) -> Result:
         job, machine = self.job, self.machine
         with self._stage("oracle"):
             oracle.ask("begin")
-        box = opened_box(
-            machine.zygote, machine.config, oracle, job.candidate.source, str(machine.broker.prepared().native_library),
-            job.problem.arguments, folder, lambda request: machine.broker.build(request, folder / "lib"), job.cancellation,
-        )  # fmt: skip
         try:
-            with box as opened:
-                return self._evaluate(opened, oracle)
+            box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
+            return self._evaluate(box, oracle)
         except BoxFailed as failure:
             return Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
         except Tampered as evidence:

@@ -51,19 +51,22 @@ def judge_leaf(tolerance: Tolerance, exact: Any, reference: Any, candidate: Any)
         return _judge_plain(tolerance, exact, reference, candidate)
     if exact.shape != reference.shape:
         raise ValueError(f"exact has shape {list(exact.shape)} where the reference has {list(reference.shape)}")
-    wanted = _kind(reference)
-    if isinstance(candidate, Alias):
-        return Leaf(f"shares memory with argument {candidate.argument!r}, wanted a new tensor")
-    if isinstance(candidate, Oversized):
-        return Leaf(f"is a {_kind(candidate)}, wanted {wanted}")
-    if type(candidate) is not torch.Tensor:
-        return Leaf(wrong_kind(candidate, f"a {wanted}"))
-    if (candidate.dtype, candidate.shape) != (reference.dtype, reference.shape):
-        return Leaf(f"is a {_kind(candidate)}, wanted {wanted}")
+    if reason := _unlike(reference, candidate):
+        return Leaf(reason)
     exact, candidate = (x.detach().to(reference.device) for x in (exact, candidate))
     if tolerance.bits or not (reference.is_floating_point() or reference.is_complex()):
         return _judge_bits(exact.to(reference.dtype), candidate)
     return _judge_values(tolerance, exact, reference, candidate)
+
+
+def _unlike(reference: torch.Tensor, candidate: Any) -> str:
+    """Why a leaf is not a tensor like the reference's, whatever its values; empty when it is."""
+    wanted = _kind(reference)
+    if isinstance(candidate, Alias):
+        return f"shares memory with argument {candidate.argument!r}, wanted a new tensor"
+    if not isinstance(candidate, Oversized) and type(candidate) is not torch.Tensor:
+        return wrong_kind(candidate, f"a {wanted}")
+    return "" if _kind(candidate) == wanted else f"is a {_kind(candidate)}, wanted {wanted}"
 
 
 def wrong_kind(came: Any, wanted: str) -> str:
@@ -109,14 +112,15 @@ def _judge_values(tolerance: Tolerance, exact: torch.Tensor, reference: torch.Te
     """Infinities and NaN must lie where `exact`, rounded to the dtype, has them; the rest is measured."""
     if not reference.numel():
         return Leaf(max_error=0.0)
-    expected = exact.to(reference.dtype)
-    finite = expected.isfinite()
-    right = torch.where(finite, candidate.isfinite(), (candidate == expected) | (candidate.isnan() & expected.isnan()))
-    if not bool(right.all()):
-        return _failure(_first(~right), expected, candidate, "")
-    wide = torch.complex128 if reference.is_complex() else torch.float64
+    expected, wide = exact.to(reference.dtype), torch.complex128 if reference.is_complex() else torch.float64
     e, r, c = (x.to(wide) for x in (exact, reference, candidate))
-    if not bool(finite.all()):
+    if torch.equal(candidate, expected):
+        return Leaf(max_error=float((c - e).abs().nan_to_num(0, 0, 0).max()))
+    finite = expected.isfinite()
+    if not bool(finite.all() & candidate.isfinite().all()):
+        right = torch.where(finite, candidate.isfinite(), (candidate == expected) | (candidate.isnan() & expected.isnan()))
+        if not bool(right.all()):
+            return _failure(_first(~right), expected, candidate, "")
         e, r, c = (torch.where(finite, x, 0) for x in (e, r, c))
     # Where only the reference overflowed, its error says nothing.
     budget = torch.nan_to_num((r - e).abs(), 0, 0, 0)
@@ -137,7 +141,8 @@ def _judge_errors(tolerance: Tolerance, exact: torch.Tensor, budget: torch.Tenso
         why = f" (error {float(error[at]):.3g}, allowed {float(allowed[at]):.3g})"
         return _failure(at, exact, candidate, why, max_error=worst, allowed=float(allowed[at]))
 
-    whole = max(tolerance.norm_factor * min(float(budget.norm()), tolerance.cap * norm), (tolerance.norm_ulps * unit + inner) * norm)
+    bought = tolerance.norm_factor * min(float(budget.norm()), tolerance.cap * norm)
+    whole = max(bought, (tolerance.norm_ulps * unit + inner) * norm)
     if float(error.norm()) > whole:
         at = _first(error == worst)
         why = f" (the worst; all errors together have norm {float(error.norm()):.3g}, allowed {whole:.3g})"

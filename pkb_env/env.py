@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -76,7 +76,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         UsageError: something that is named does not exist or does not fit.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  Gymnasium declares it per instance
 
     def __init__(
         self,
@@ -106,6 +106,8 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         self.observation_space = _observation_space(max_turns)
         self._problem: Problem | None = None
         self._over = True
+        self._history: tuple[Verdict, ...] = ()
+        self._best: Verdict | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         """Draw a problem with the environment's own generator, or take `options["problem"]`.
@@ -153,7 +155,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         self._over = terminated or unscored
         return self._observation(), total, terminated, unscored, self._info(verdict, score, unscored)
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The prompt before the first attempt, later the feedback."""
         if self.render_mode != "ansi" or self._problem is None:
             return None
@@ -197,7 +199,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
             "best_speedup": np.clip(np.array([self._best_speedup], np.float32), 0.0, MAX_REWARD),
         }
 
-    def _info(self, verdict: Verdict, score: Score, unscored: bool) -> dict[str, Any]:  # noqa: FBT001
+    def _info(self, verdict: Verdict, score: Score, unscored: bool) -> dict[str, Any]:
         return {
             "problem": verdict.problem,
             "verdict": json.loads(verdict.to_json()),

@@ -231,5 +231,5 @@ def _start(config: EvalConfig) -> Machine:
         zygote.close()
         raise UsageError(f"required walls do not hold here: {', '.join(missing)}; see `pkb doctor`")
     return Machine(
-        config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config.call_deadline_s * 6), MachineLock(), folder
+        config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder
     )

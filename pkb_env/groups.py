@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import problems
 
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.config import EvalConfig
@@ -25,7 +27,9 @@ from pkb_env.sandbox.launcher import Zygote
 SLOTS = 4
 _SLACK_S = 30.0
 """How much longer than its own deadline a supervisor may take to answer before it counts as dead."""
+_START_S, _ORACLE_DEADLINE_S = 150.0, 60.0
 Body = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Cancelled(BaseException):
@@ -49,14 +53,21 @@ class Cancellation:
         if self._set:
             raise Cancelled
 
-    def watch(self, channel: Channel) -> None:
+    @contextmanager
+    def watching(self, *channels: Channel) -> Iterator[None]:
+        """While the block runs, cancelling closes these channels; what breaks through that is raised as Cancelled."""
         with self._lock:
-            self._channels.append(channel)
-        self.check()
-
-    def forget(self, channel: Channel) -> None:
-        with self._lock:
-            self._channels.remove(channel)
+            self._channels += channels
+        try:
+            self.check()
+            yield
+        except (HarnessError, ChannelClosed):
+            self.check()
+            raise
+        finally:
+            with self._lock:
+                for channel in channels:
+                    self._channels.remove(channel)
 
 
 @dataclass(frozen=True)
@@ -83,58 +94,18 @@ class Call:
         return max(self.ranks_ns) - min(self.ranks_ns)
 
 
-class Oracle:
-    """Inputs, reference and judge for one task."""
+@dataclass(frozen=True)
+class Slots:
+    """Descriptors and sizes of the arenas through which one group of ranks gets its arguments and gives its outputs."""
 
-    def __init__(self, zygote: Zygote, task: Task, folder: Path, deadline_s: float) -> None:
-        self.task, self._deadline_s = task, deadline_s
-        self.folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
-        self.channel = zygote.spawn("oracle")
-        config = {"path": [p for p in sys.path if p], "store": str(self.folder / "store"), "slots": SLOTS, **vars(task)}
-        self.channel.send(config)
-        self._ready: Body | None = None
-        self.box_fds: tuple[int, ...] = ()
-
-    def capacities(self) -> tuple[int, int]:
-        """Bytes of an input and an output slot; waits until the group is up."""
-        if self._ready is None:
-            message = self._receive(150.0)
-            self._ready, self.box_fds = message[0], message[1]
-        return self._ready["in"], self._ready["out"]
-
-    def ask(self, command: str, **details: Any) -> Body:
-        """Give an order and wait for its answer.
-
-        Raises:
-            HarnessError: the oracle broke or is gone.
-        """
-        self.capacities()
-        self.channel.send({"cmd": command, "deadline_s": self._deadline_s, **details})
-        return self._receive(self._deadline_s * 4 + _SLACK_S)[0]
-
-    def call(self, slot: int, nonce: int) -> Call:
-        body = self.ask("call", slot=slot, nonce=nonce)
-        return Call(body["ns"], tuple(body["ranks_ns"]))
-
-    def _receive(self, timeout: float) -> tuple[Body, tuple[int, ...]]:
-        try:
-            message = self.channel.recv(timeout)
-        except (ChannelClosed, TimeoutError) as error:
-            raise HarnessError(f"the reference group of {self.task.problem} is gone: {error}") from None
-        if message.body.get("event") == "broken":
-            raise HarnessError(f"the reference group of {self.task.problem} broke: {message.body['error']}")
-        return message.body, message.fds
-
-    def close(self) -> None:
-        self.channel.close()
-        for fd in self.box_fds:
-            os.close(fd)
-        self.box_fds = ()
-        shutil.rmtree(self.folder, ignore_errors=True)
+    fds: tuple[int, ...]
+    """Inputs of every rank, then outputs of every rank."""
+    in_capacity: int
+    out_capacity: int
 
 
 class BoxFailed(Exception):  # noqa: N818  a result of the candidate's, not an error of ours
-    """The candidate's group failed; carries the supervisor's report."""
+    """The group failed; carries the supervisor's report."""
 
     def __init__(self, report: Body, deadline_s: float) -> None:
         super().__init__(report.get("trouble"))
@@ -142,34 +113,71 @@ class BoxFailed(Exception):  # noqa: N818  a result of the candidate's, not an e
 
 
 class Box:
-    """A candidate's ranks inside their walls."""
+    """Ranks inside their walls, running one source: a candidate's, or the reference's."""
 
-    def __init__(self, channel: Channel, config: EvalConfig, build: Callable[[Body], Body]) -> None:
-        self.channel, self._config, self._build = channel, config, build
+    def __init__(
+        self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[[Body, Path], Body] | None = None
+    ) -> None:
+        self._config, self._build = config, build
+        self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
+        self._zygote = zygote
+        self.channel = zygote.spawn("box")
+
+    def load(self, source: str, task: Task, slots: Slots, native: str = "") -> None:
+        """Tell the supervisor what to run; returns at once."""
+        for name in ("scratch", "lib"):
+            (self.folder / name).mkdir()
+        config, zygote, scratch = self._config, self._zygote, self.folder / "scratch"
+        self._send({
+            "world_size": task.world_size, "source": source, "native": native, "slots": SLOTS, "view": zygote.view,
+            "walls": [name for name, why_not in zygote.walls.items() if not why_not and name not in config.keep_open],
+            "in_capacity": slots.in_capacity, "out_capacity": slots.out_capacity,
+            "names": problems.load(task.problem).arguments, "scratch": str(scratch), "store": str(scratch / "store"),
+            "read": [*zygote.read_paths, str(self.folder / "lib"), *([native] if native else [])], "write": [str(scratch)],
+            **config.model_dump(include={"symmetric_bytes", "rank_memory_bytes", "disk_bytes", "output_chars", "load_deadline_s"}),
+        }, slots.fds)  # fmt: skip
 
     def await_ready(self) -> None:
-        """Wait until every rank has loaded the candidate.
+        """Wait until every rank has loaded the source.
 
         Raises:
             BoxFailed: it could not be loaded.
+            HarnessError: the supervisor is gone.
         """
         self._receive("ready", self._config.load_deadline_s)
 
     def call(self, slot: int, nonce: int) -> Call:
-        """One call of `solution` on every rank.
+        """One call of `solution` on every rank; the ranks are stopped when it returns.
 
         Raises:
             BoxFailed: a rank failed, or the deadline passed.
+            HarnessError: the supervisor is gone.
         """
         deadline = self._config.call_deadline_s
-        self.channel.send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
+        self._send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
         body = self._receive("done", deadline)
         return Call(body["ns"], tuple(body["ranks_ns"]))
 
     def peak_memory(self) -> list[int | None]:
         """Largest resident set of each rank in bytes."""
-        self.channel.send({"cmd": "memory"})
+        self._send({"cmd": "memory"})
         return list(self._receive("memory", _SLACK_S)["bytes"])
+
+    def close(self) -> None:
+        """End the group and wait until it has ended: the supervisor closes its end only after its ranks are reaped."""
+        with contextlib.suppress(OSError):
+            self.channel.sock.shutdown(1)
+        with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
+            while True:
+                self.channel.recv(_SLACK_S)
+        self.channel.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, body: Body, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self.channel.send(body, fds)
+        except ChannelClosed as error:
+            raise HarnessError(f"the supervisor of the box is gone: {error}") from None
 
     def _receive(self, wanted: str, deadline_s: float) -> Body:
         while True:
@@ -177,8 +185,9 @@ class Box:
                 body = self.channel.recv(deadline_s + _SLACK_S).body
             except (ChannelClosed, TimeoutError) as error:
                 raise HarnessError(f"the supervisor of the box is gone: {error}") from None
-            if body["event"] == "compile":
-                self.channel.send({"cmd": "compiled", "rank": body["rank"], "reply": self._build(body["request"])})
+            if body["event"] == "compile" and self._build is not None:
+                reply = self._build(body["request"], self.folder / "lib")
+                self._send({"cmd": "compiled", "rank": body["rank"], "reply": reply})
             elif body["event"] == "failed":
                 raise BoxFailed(body, deadline_s)
             elif body["event"] == wanted:
@@ -187,42 +196,80 @@ class Box:
                 raise HarnessError(f"the supervisor of the box sent {body['event']!r}, wanted {wanted!r}")
 
 
-@contextmanager
-def opened_box(  # noqa: PLR0913  a box is made of these
-    zygote: Zygote, config: EvalConfig, oracle: Oracle, source: str, native: str, names: tuple[str, ...],
-    folder: Path, build: Callable[[Body], Body], cancellation: Cancellation,
-) -> Iterator[Box]:  # fmt: skip
-    """A box for one candidate; when the block ends nothing of it is left."""
-    channel = zygote.spawn("box")
-    cancellation.watch(channel)
-    try:
-        in_capacity, out_capacity = oracle.capacities()
-        for name in ("scratch", "lib"):
-            (folder / name).mkdir()
-        walls = [name for name, why_not in zygote.walls.items() if not why_not and name not in config.keep_open]
-        body = {
-            "world_size": oracle.task.world_size, "source": source, "native": native, "walls": walls, "slots": SLOTS,
-            "in_capacity": in_capacity, "out_capacity": out_capacity, "names": names, "view": zygote.view,
-            "scratch": str(folder / "scratch"), "store": str(folder / "scratch" / "store"),
-            "read": [*zygote.read_paths, str(folder / "lib"), *([native] if native else [])],
-            "write": [str(folder / "scratch")],
-            **config.model_dump(include={"symmetric_bytes", "rank_memory_bytes", "disk_bytes", "output_chars", "load_deadline_s"}),
-        }  # fmt: skip
-        channel.send(body, oracle.box_fds)
-        yield Box(channel, config, build)
-    except ChannelClosed as error:
-        cancellation.check()
-        raise HarnessError(f"the supervisor of the box is gone: {error}") from None
-    finally:
-        cancellation.forget(channel)
-        _end(channel)
+class Oracle:
+    """Inputs, answers and the judge for one task, and the reference in a box of its own, called just as a candidate is."""
+
+    def __init__(self, zygote: Zygote, task: Task, folder: Path, config: EvalConfig) -> None:
+        self.task, self._deadline_s = task, _ORACLE_DEADLINE_S
+        self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
+        self.channel = zygote.spawn("oracle")
+        path = {"path": [p for p in sys.path if p], "store": str(self._folder / "store"), "slots": SLOTS}
+        self.channel.send({**path, **vars(task)})
+        self._reference = Box(zygote, config, self._folder)
+        self._fds: tuple[int, ...] = ()
+        self._slots: Slots | None = None
+
+    def ready(self) -> Slots:
+        """The arenas for a candidate's box; waits until the group and the reference are up.
+
+        Raises:
+            HarnessError: they do not come up.
+        """
+        if self._slots is None:
+            body, self._fds = self._receive(_START_S)
+            sizes, half = (body["in"], body["out"]), len(self._fds) // 2
+            self._reference.load(_reference_source(self.task), self.task, Slots(self._fds[:half], *sizes))
+            self._trusted(self._reference.await_ready)
+            self._slots = Slots(self._fds[half:], *sizes)
+        return self._slots
+
+    def ask(self, command: str, **details: Any) -> Body:
+        """Give an order (`begin`, `fill`, `judge`, `summary`) and wait for its answer.
+
+        Raises:
+            HarnessError: the oracle broke or is gone.
+        """
+        self.ready()
+        try:
+            self.channel.send({"cmd": command, "deadline_s": self._deadline_s, **details})
+        except ChannelClosed as error:
+            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
+        return self._receive(self._deadline_s + _SLACK_S)[0]
+
+    def call(self, slot: int, nonce: int) -> Call:
+        """One call of the reference on every rank.
+
+        Raises:
+            HarnessError: the reference failed.
+        """
+        return self._trusted(lambda: self._reference.call(slot, nonce))
+
+    def channels(self) -> tuple[Channel, Channel]:
+        return self.channel, self._reference.channel
+
+    def _trusted(self, act: Callable[[], _T]) -> _T:
+        try:
+            return act()
+        except BoxFailed as failure:
+            raise HarnessError(f"the reference of {self.task.problem} failed: {failure.report}") from None
+
+    def _receive(self, timeout: float) -> tuple[Body, tuple[int, ...]]:
+        try:
+            message = self.channel.recv(timeout)
+        except (ChannelClosed, TimeoutError) as error:
+            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
+        if message.body.get("event") == "broken":
+            raise HarnessError(f"the oracle of {self.task.problem} broke: {message.body['error']}")
+        return message.body, message.fds
+
+    def close(self) -> None:
+        self._reference.close()
+        self.channel.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _end(channel: Channel) -> None:
-    """Tell the supervisor to end, and wait until it has: it closes its end only after its ranks are reaped."""
-    with contextlib.suppress(OSError):
-        channel.sock.shutdown(1)
-    with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
-        while True:
-            channel.recv(_SLACK_S)
-    channel.close()
+def _reference_source(task: Task) -> str:
+    return problems.reference_source(problems.load(task.problem))

@@ -20,6 +20,7 @@ from pkb_env.closeness import Leaf, Misplaced, judge_leaf, wrong_kind
 from problems.base import Problem, Tolerance
 from rewards.verdict import RankReport
 
+
 @dataclass(frozen=True)
 class Comparison(Leaf):
     """One leaf of one rank in one trial: an output, or an argument after the call."""
@@ -126,9 +127,8 @@ def public_rule(reference: Any, candidate: Any) -> bool:
         ours, theirs = (x.real.float() if x.is_complex() else x.float() for x in (reference, candidate))
         return ours.shape == theirs.shape and torch.allclose(ours, theirs.to(ours.device), rtol=1e-2, atol=1e-2)
     if isinstance(reference, dict) and isinstance(candidate, dict):
-        same = {str(k) for k in reference} == {str(k) for k in candidate}
-        theirs = {str(k): v for k, v in candidate.items()}
-        return same and all(public_rule(v, theirs[str(k)]) for k, v in reference.items())
+        named = {str(k): v for k, v in candidate.items()}
+        return set(named) == {str(k) for k in reference} and all(public_rule(v, named[str(k)]) for k, v in reference.items())
     if isinstance(reference, list | tuple) and isinstance(candidate, list | tuple):
         return len(reference) == len(candidate) and all(map(public_rule, reference, candidate))
     return not any(isinstance(x, torch.Tensor) for x in (reference, candidate)) and bool(reference == candidate)

@@ -31,29 +31,28 @@ def lazy_answers(problem: Problem, inputs: Inputs, other_inputs: Inputs) -> dict
     """
     silenced = silenced_answer(problem, inputs)
     right = honest_answer(problem, inputs)
-    answers = {
+    return {
         "zeros": _map(torch.zeros_like, silenced),
         "ones": _map(torch.ones_like, silenced),
         "constants": _map(_typical, right),
-        "first input": [_map(lambda out, x=_first_tensor(args): _squeezed(x, out), s) for args, s in zip(inputs, silenced, strict=True)],
-        "rank only": _like(silenced, problem.exact([_ranked(args, rank) for rank, args in enumerate(inputs)])),
+        "first input": [_first_input(args, like) for args, like in zip(inputs, silenced, strict=True)],
+        "rank only": _all_like(silenced, problem.exact([_ranked(args, rank) for rank, args in enumerate(inputs)])),
         "communication left out": silenced,
-        "answer for other inputs": _like(silenced, problem.exact(other_inputs)),
+        "answer for other inputs": _all_like(silenced, problem.exact(other_inputs)),
         "dtype changed": _map(_other_dtype, right),
         "one rank idle": [*right[:-1], _map(torch.zeros_like, right[-1])],
     }
-    return answers
 
 
 def honest_answer(problem: Problem, inputs: Inputs) -> list[Any]:
     """`exact`, rounded once to the dtypes of the reference: the best answer that there is."""
-    return _like(silenced_answer(problem, inputs), problem.exact(inputs))
+    return _all_like(silenced_answer(problem, inputs), problem.exact(inputs))
 
 
 def rounded_answer(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> list[Any]:
     """The answer of a kernel that is exact except that it reads its floating arguments as `dtype`."""
     rounded = _map(lambda x: x.to(dtype).to(x.dtype) if x.is_floating_point() else x, list(inputs))
-    return _like(silenced_answer(problem, inputs), problem.exact(rounded))
+    return _all_like(silenced_answer(problem, inputs), problem.exact(rounded))
 
 
 def silenced_answer(problem: Problem, inputs: Inputs) -> list[Any]:
@@ -83,6 +82,10 @@ def _map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return tree
 
 
+def _all_like(patterns: list[Any], trees: list[Any]) -> list[Any]:
+    return [_like(pattern, tree) for pattern, tree in zip(patterns, trees, strict=True)]
+
+
 def _like(pattern: Any, tree: Any) -> Any:
     """The tree with every tensor in the dtype that the pattern has there, in memory of its own."""
     if isinstance(pattern, torch.Tensor):
@@ -94,10 +97,11 @@ def _like(pattern: Any, tree: Any) -> Any:
     return tree
 
 
-def _first_tensor(args: Any) -> torch.Tensor:
+def _first_input(args: tuple[Any, ...], like: Any) -> Any:
+    """The first tensor among the arguments in the place of every output."""
     found: list[torch.Tensor] = []
     _map(found.append, args)
-    return found[0]
+    return _map(lambda out: _squeezed(found[0], out), like)
 
 
 def _squeezed(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

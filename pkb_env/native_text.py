@@ -1,6 +1,6 @@
-"""Reading C++ and CUDA text: which lines embed files or machine code, which reach for the machine.
+r"""Reading C++ and CUDA text: which lines embed files or machine code, which reach for the machine.
 
-Comments are dropped, continued lines and neighbouring string literals joined first, so `#inc\\<newline>lude` and
+Comments are dropped, continued lines and neighbouring string literals joined first, so `#inc\<newline>lude` and
 `".inc" "bin"` are read as the preprocessor and the assembler read them.
 
 Not here: a wall.  Compilers run in a box of their own without inputs; this is evidence, and an early clear answer.
@@ -18,51 +18,45 @@ from rewards.verdict import Finding
 class _Rule(NamedTuple):
     rule: str
     severity: str
-    pattern: re.Pattern[str]
     message: str
+    pattern: re.Pattern[str]
 
 
-def _rule(rule: str, severity: str, pattern: str, message: str) -> _Rule:
-    return _Rule(rule, severity, re.compile(pattern, re.MULTILINE), message)
+def _rule(rule: str, severity: str, message: str, *patterns: str) -> _Rule:
+    return _Rule(rule, severity, message, re.compile("|".join(patterns), re.MULTILINE))
 
 
+_INCLUDE = r"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*"
+_FREE = r"(?<!std::)(?<![.>\w])"
+"""In front of a function that is neither a method nor of std."""
+_ASM = r"\b(?:asm|__asm__|__asm)\b"
 _RULES = (
-    _rule("embedded-file", "forbid", r"\.incbin\b", "`.incbin` embeds a file"),
-    _rule("embedded-file", "forbid", r"^[ \t]*#[ \t]*embed\b", "`#embed` embeds a file"),
-    _rule("foreign-include", "forbid", r"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*[<\"]/", "`#include` of an absolute path"),
-    _rule(
-        "foreign-include",
-        "forbid",
-        r"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*[<\"](?:[^>\"\n]*/)?\.\./",
-        "`#include` of a parent folder",
-    ),
-    _rule(
-        "foreign-include", "forbid", r"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*[^<\"\s]", "`#include` of a computed name"
-    ),
-    _rule("foreign-include", "forbid", r"\b__has_(?:include|embed)\w*\s*\(\s*[<\"](?:/|\.\./)", "asks whether a file exists"),
-    _rule(
-        "machine-code",
-        "forbid",
-        r"\b(?:asm|__asm__|__asm)\b[^;]{0,4000}?\.(?:byte|2byte|4byte|8byte|quad|octa|ascii|word)\b",
-        "`asm` with raw bytes",
-    ),
-    _rule("machine-code", "forbid", r"\bsection\s*\(\s*\"[^\"]{0,80}\.text", "data placed among machine code"),
-    _rule("assembly", "note", r"\b(?:asm|__asm__|__asm)\b", "inline assembly"),
-    _rule("process", "warn", r"(?<!std::)(?<![.>\w])(?:system|popen|v?fork|posix_spawnp?|exec[lv]p?e?|clone3?|kill|ptrace)\s*\(", "starts or controls a process"),
-    _rule("library-by-path", "warn", r"\bdl(?:m?open|v?sym)\s*\(", "loads a library or looks up its symbols"),
-    _rule("network", "warn", r"(?<!std::)(?<![.>\w])(?:socket|connect|bind|listen|sendto|recvfrom)\s*\(", "opens a socket"),
-    _rule("memory-of-others", "warn", r"\b(?:process_vm_\w+|pidfd_\w+|shm_open|memfd_create)\b", "reaches for another process's memory"),
-    _rule("raw-system-call", "warn", r"\bsyscall\s*\(", "calls the kernel directly"),
-    _rule("executable-memory", "warn", r"\bPROT_EXEC\b|\bmprotect\s*\(", "makes memory executable"),
-    _rule("proc", "warn", r"\"[^\"\n]*/(?:proc|sys|dev/shm)(?:/|\")", "names a path under /proc, /sys or /dev/shm"),
-    _rule("load-time-code", "warn", r"\b(?:constructor|ifunc|init_priority)\b\s*(?:\(|\))", "runs code while the library is loaded"),
-    _rule("pointer-cache", "warn", r"\bstatic\b[^;{}()]{0,200}\b(?:unordered_)?map\s*<", "a static map can replay old results"),
-    _rule("threads", "note", r"\bstd::(?:j?thread|async)\b|\bpthread_create\b", "starts threads"),
-    _rule("graph-replay", "note", r"\bcudaGraph(?:Launch|Instantiate)\w*|\bcudaStreamBeginCapture\w*", "captures or replays a CUDA graph"),
-    _rule("side-stream", "note", r"\bcudaStreamCreate\w*", "creates a CUDA stream"),
+    _rule("embedded-file", "forbid", "embeds a file", r"\.incbin\b", r"^[ \t]*#[ \t]*embed\b"),
+    _rule("foreign-include", "forbid", "`#include` of an absolute path", _INCLUDE + r"[<\"]/"),
+    _rule("foreign-include", "forbid", "`#include` of a parent folder", _INCLUDE + r"[<\"](?:[^>\"\n]*/)?\.\./"),
+    _rule("foreign-include", "forbid", "`#include` of a computed name", _INCLUDE + r"[^<\"\s]"),
+    _rule("foreign-include", "forbid", "asks whether a file exists", r"\b__has_(?:include|embed)\w*\s*\(\s*[<\"](?:/|\.\./)"),
+    _rule("machine-code", "forbid", "`asm` with raw bytes", _ASM + r"[^;]{0,4000}?\.(?:[248]?byte|quad|octa|ascii|word)\b"),
+    _rule("machine-code", "forbid", "data placed among machine code", r"\bsection\s*\(\s*\"[^\"]{0,80}\.text"),
+    _rule("assembly", "note", "inline assembly", _ASM),
+    _rule("process", "warn", "starts a process", _FREE + r"(?:system|popen|v?fork|posix_spawnp?|exec[lv]p?e?|clone3?)\s*\("),
+    _rule("process", "warn", "controls a process", _FREE + r"(?:kill|ptrace)\s*\("),
+    _rule("library-by-path", "warn", "loads a library or looks up its symbols", r"\bdl(?:m?open|v?sym)\s*\("),
+    _rule("network", "warn", "opens a socket", _FREE + r"(?:socket|connect|bind|listen|sendto|recvfrom)\s*\("),
+    _rule("raw-memory", "warn", "reaches for memory of others", r"\b(?:process_vm_\w+|pidfd_\w+|shm_open|memfd_create)\b"),
+    _rule("raw-system-call", "warn", "calls the kernel directly", r"\bsyscall\s*\("),
+    _rule("executable-memory", "warn", "makes memory executable", r"\bPROT_EXEC\b", r"\bmprotect\s*\("),
+    _rule("proc", "warn", "names a path of the system", r"\"[^\"\n]*/(?:proc|sys|dev/shm)(?:/|\")"),
+    _rule("load-time-code", "warn", "runs code while the library is loaded", r"\b(?:constructor|ifunc|init_priority)\b\s*[()]"),
+    _rule("pointer-cache", "warn", "a static map can replay results", r"\bstatic\b[^;{}()]{0,200}\b(?:unordered_)?map\s*<"),
+    _rule("threads", "note", "starts threads", r"\bstd::(?:j?thread|async)\b", r"\bpthread_create\b"),
+    _rule("graph-replay", "note", "replays a CUDA graph", r"\bcudaGraph(?:Launch|Inst)\w*", r"\bcudaStreamBeginCapture"),
+    _rule("side-stream", "note", "creates a CUDA stream", r"\bcudaStreamCreate\w*"),
 )
 _TOKEN = re.compile(
-    r'(?P<raw>R"(?P<mark>[^()\\\s"]{0,16})\()|(?P<text>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')|(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))",
+    r'(?P<raw>R"(?P<mark>[^()\\\s"]{0,16})\()'
+    r'|(?P<text>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')"
+    r"|(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))",
     re.DOTALL,
 )
 _LOOKS_NATIVE = re.compile(

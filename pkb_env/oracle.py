@@ -1,14 +1,15 @@
-"""The trusted twin of a box: makes the inputs, runs the reference, holds every answer, compares.
+"""The trusted side of a box: makes the inputs, holds every answer, compares.
 
-One supervisor and W rank processes per (problem, world size, size, profile, dtype); no line of a candidate's ever runs
-here, so a group serves many evaluations.  The supervisor is also where the judge's arithmetic runs: after the candidate's
-call it makes the inputs of all ranks anew from their seeds and compares every output with `exact` and the reference.
+One supervisor and W makers per (problem, world size, size, profile, dtype); no line of a candidate's ever runs here, so a
+group serves many evaluations.  The makers fill the slots of every rank, of the candidate's and of the reference's, which
+runs in a box like the candidate's so that both are timed alike.  The supervisor is where the judge's arithmetic runs:
+after the calls it makes the inputs of all ranks anew from their seeds and compares every output with `exact` and the
+reference.
 Not here: what is compared with what (`judge`), status words.
 """
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 import traceback
@@ -44,7 +45,7 @@ def main(upstream: Channel) -> None:
 
 
 class Twin:
-    """The supervisor's side: arenas of all ranks mapped, orders, judging."""
+    """The supervisor: arenas of all ranks mapped, orders, judging."""
 
     def __init__(self, config: Body, group: Group, arenas: list[list[int]]) -> None:
         self.config, self.group = config, group
@@ -61,28 +62,20 @@ class Twin:
             [wire.Arena(fd, config["slots"], self.capacities[kind % 2]) for fd in fds] for kind, fds in enumerate(arenas)
         ]
         self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
-        box_fds = [*arenas[2], *arenas[3]]
-        group.upstream.send({"event": "ready", "in": self.capacities[0], "out": self.capacities[1]}, box_fds)
+        fds = [fd for kind in arenas for fd in kind]
+        group.upstream.send({"event": "ready", "in": self.capacities[0], "out": self.capacities[1]}, fds)
 
-    def _carry_out(self, order: control.Order, deadline_s: float) -> int:
-        start = self.group.order(order)
+    def _carry_out(self, order: control.Order, deadline_s: float) -> None:
+        self.group.order(order)
         trouble = self.group.wait(self.group.all_done, deadline_s)
         if trouble is not None:
-            raise RuntimeError(f"the reference of {self.problem.slug} failed: {hang.report(self.group, 'call', trouble)}")
-        return start
+            raise RuntimeError(f"making inputs of {self.problem.slug} failed: {hang.report(self.group, 'call', trouble)}")
 
     def fill(self, body: Body) -> Body:
         """Fresh inputs for one slot, into the reference's arena and the box's."""
         secret = bytes.fromhex(body["secret"])
         self._carry_out(control.Order(control.FILL, body["slot"], body["nonce"], body["trial"], secret), body["deadline_s"])
         return {"event": "filled"}
-
-    def call(self, body: Body) -> Body:
-        """One call of the reference; the outside clock in ns."""
-        start = self._carry_out(control.Order(control.CALL, body["slot"], body["nonce"]), body["deadline_s"])
-        stamps = [rank.finished_ns - start for rank in self.group.ranks if rank.finished_ns is not None]
-        self.group.pause()
-        return {"event": "done", "ns": max(stamps), "ranks_ns": stamps}
 
     def begin(self, _: Body) -> Body:
         """Forget the comparisons of the previous evaluation."""
@@ -103,7 +96,8 @@ class Twin:
         reference = [arena.read(slot, nonce) for arena in self.maps[1]]
         pristine = self._pristine(body)
         after = [[arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], pristine, strict=True)] for kind in (0, 2)]
-        trial = Trial(body["trial"], self._pristine(body), pristine, reference, boxed, *after)
+        inputs = [tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in rank) for rank in pristine]
+        trial = Trial(body["trial"], inputs, pristine, reference, boxed, *after)
         return {"event": "judged", **self.record.add(trial)}
 
     def summary(self, _: Body) -> Body:
@@ -118,7 +112,7 @@ class Twin:
 
 
 def _serve(twin: Twin) -> None:
-    orders = {"begin": twin.begin, "fill": twin.fill, "call": twin.call, "judge": twin.judge, "summary": twin.summary}
+    orders = {"begin": twin.begin, "fill": twin.fill, "judge": twin.judge, "summary": twin.summary}
     while True:
         body = twin.group.upstream.recv().body
         try:
@@ -154,29 +148,29 @@ def _rank_main(config: Body, arenas: list[int], rank: int, lines: worker.Lines) 
 def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     worker.one_thread()
     state.page.enter("init")
-    worker.join_group(state.rank, state.world_size, config["store"])
-    collectives.install(state.page)
     problem, size, dtype = _task(config)
-    box_inputs: list[wire.Arena] = []
+    maps: list[wire.Arena] = []
 
     def make(secret: bytes, trial: int) -> tuple[Any, ...]:
         return problem.make_inputs(_draw(config, dtype, secret, trial, state.rank), size)  # type: ignore[no-any-return]
 
     def fill(order: control.Order) -> None:
         inputs = make(order.secret, order.trial)
-        assert state.inputs is not None
-        state.inputs.write(order.slot, order.nonce, inputs)
-        box_inputs[0].write(order.slot, order.nonce, inputs)
+        for arena in maps:
+            arena.write(order.slot, order.nonce, inputs)
 
     def map_arenas(order: control.Order) -> None:
-        state.inputs = wire.Arena(arenas[0], config["slots"], order.nonce)
-        state.outputs = wire.Arena(arenas[1], config["slots"], order.trial)
-        box_inputs.append(wire.Arena(arenas[2], config["slots"], order.nonce))
+        maps[:] = [wire.Arena(arenas[kind], config["slots"], order.nonce) for kind in (0, 2)]
 
-    state.operations |= {control.MAP: map_arenas, control.FILL: fill, control.CALL: lambda o: worker.call(state, o)}
-    state.solution = problem.reference
+    state.operations |= {control.MAP: map_arenas, control.FILL: fill}
     first = make(_SIZING, 0)
-    need = wire.tensor_bytes(first)
-    state.told = {"in": need, "out": wire.tensor_bytes(problem.reference(*first))}
-    del first
-    gc.collect()
+    state.told = {"in": wire.tensor_bytes(first), "out": _output_bytes(state, config, problem.reference, first)}
+
+
+def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:
+    """How much the reference gives back: known only by running it once."""
+    worker.join_group(state.rank, state.world_size, config["store"])
+    collectives.install(state.page)
+    size = wire.tensor_bytes(reference(*inputs))
+    torch.distributed.destroy_process_group()
+    return size

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pkb_env.config import EvalConfig
 from pkb_env.groups import Cancellation, Oracle, Task
 from pkb_env.sandbox.launcher import Zygote
 
@@ -14,22 +15,20 @@ from pkb_env.sandbox.launcher import Zygote
 class OraclePool:
     """At most `keep` idle groups; the one idle for longest goes first."""
 
-    def __init__(self, zygote: Zygote, folder: Path, deadline_s: float, keep: int = 4) -> None:
-        self._zygote, self._folder, self._deadline_s, self._keep = zygote, folder, deadline_s, keep
+    def __init__(self, zygote: Zygote, folder: Path, config: EvalConfig, keep: int = 4) -> None:
+        self._zygote, self._folder, self._config, self._keep = zygote, folder, config, keep
         self._lock, self._idle, self._closed = threading.Lock(), list[Oracle](), False
 
     @contextmanager
     def taken(self, task: Task, cancellation: Cancellation) -> Iterator[Oracle]:
         """A group for this task alone; it goes back unless the block raises."""
         oracle = self._take(task)
-        cancellation.watch(oracle.channel)
         try:
-            yield oracle
+            with cancellation.watching(*oracle.channels()):
+                yield oracle
         except BaseException:
-            cancellation.forget(oracle.channel)
             oracle.close()
             raise
-        cancellation.forget(oracle.channel)
         self._give_back(oracle)
 
     def close(self) -> None:
@@ -45,7 +44,7 @@ class OraclePool:
                 if oracle.task == task:
                     self._idle.remove(oracle)
                     return oracle
-        return Oracle(self._zygote, task, self._folder, self._deadline_s)
+        return Oracle(self._zygote, task, self._folder, self._config)
 
     def _give_back(self, oracle: Oracle) -> None:
         with self._lock:

@@ -19,8 +19,8 @@ import jinja2
 import problems
 from pkb_env import backends
 from pkb_env.config import EvalConfig
-from pkb_env.source import literal_sources
 from pkb_env.errors import InvalidSource
+from pkb_env.source import literal_sources
 from pkb_env.submission import Candidate, Submission
 from problems.base import Problem
 from rewards.verdict import RankReport, Status, Verdict
@@ -121,9 +121,9 @@ def _signature(reference: str) -> str:
 
 
 def _failed(verdict: Verdict) -> list[RankReport]:
-    """The ranks that went wrong; all of them if none says why."""
+    """The ranks that went wrong, those that the message names first; all of them if none says why."""
     failed = [r for r in verdict.ranks if r.error or r.exit or r.stuck or r.output is not None]
-    return failed or list(verdict.ranks)
+    return sorted(failed or verdict.ranks, key=lambda r: re.search(rf"rank {r.rank}\b", verdict.message) is None)
 
 
 def _first_error(log: str) -> re.Match[str] | None:
@@ -145,7 +145,7 @@ def _line_of(source: str, number: int) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"  # noqa: PLR2004  a thousand ms are a second
+    return f"{value:.3g} ms" if value < 1000 else f"{value / 1000:.3g} s"  # a thousand ms are a second
 
 
 def _mib(value: int) -> str:

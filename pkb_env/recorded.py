@@ -18,7 +18,7 @@ from pkb_env.problem_set import named
 from pkb_env.screen import check, screen
 from pkb_env.store import Store
 from pkb_env.submission import Candidate, Submission, invalid, read
-from rewards.verdict import Status, Verdict
+from rewards.verdict import Finding, Status, Verdict
 
 
 class RecordedEvaluator:
@@ -52,11 +52,12 @@ class RecordedEvaluator:
         """
         problem = named(submission.problem)
         submission, version = replace(submission, problem=problem.slug), problem.version
+        findings: tuple[Finding, ...] = ()
         try:
             candidate = read(submission.text)
-            check(screen(candidate, submission.backend))
+            check(findings := screen(candidate, submission.backend))
         except InvalidSource as error:
-            return invalid(submission, version, error)
+            return invalid(submission, version, error, findings=findings)
         found = self._store.search(limit=1, **_columns(submission, version, candidate))
         return found[0].verdict if found else self._miss(submission, version, candidate)
 

@@ -9,7 +9,7 @@ Not here: a wall.  A screen can be fooled; boxes and the judge must hold without
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from pkb_env import native_text
@@ -23,33 +23,42 @@ __all__ = ["check", "literal_line", "literal_sources", "mechanisms", "screen"]
 MAX_FINDINGS = 100
 """Findings kept for one candidate, the gravest first."""
 _SEVERITIES = ("forbid", "warn", "note")
-_NAMES: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("process", "warn", ("subprocess", "multiprocessing", "torch.multiprocessing", "pty", "concurrent.futures.ProcessPoolExecutor",
-                         "os.fork", "os.forkpty", "os.system", "os.popen", "os.exec*", "os.spawn*", "os.posix_spawn*", "os.kill*"),
-     "starts or controls a process"),
-    ("network", "warn", ("socket", "socketserver", "http", "urllib", "requests", "ssl", "ftplib", "asyncio.open_*"), "opens a connection"),
-    ("library-by-path", "warn", ("ctypes.CDLL", "ctypes.PyDLL", "ctypes.cdll*", "ctypes.pydll*", "ctypes.util", "torch.ops.load_library",
-                                 "torch.classes.load_library", "cffi", "_ctypes"), "loads a library by path"),
-    ("raw-memory", "warn", ("ctypes.string_at", "ctypes.memmove", "ctypes.memset", "ctypes.cast", "ctypes.*.from_address"),
-     "reads or writes memory by address"),
-    ("object-scan", "warn", ("gc.get_objects", "gc.get_referrers", "gc.get_referents"), "looks for other people's objects"),
-    ("stack-walk", "warn", ("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile", "inspect.stack", "inspect.currentframe",
-                            "inspect.getouterframes", "traceback.walk_stack"), "walks the call stack"),
-    ("hidden-code", "warn", ("eval", "exec", "compile", "__import__", "importlib.import_module", "base64", "binascii", "marshal", "zlib",
-                             "bz2", "lzma", "codecs", "pickle", "bytes.fromhex", "bytearray.fromhex"), "runs or unpacks text that cannot be read here"),
-    ("harness", "warn", ("pkb_env", "problems", "rewards", "reference", "solutions", "utils.input_output_tensors"),
-     "reaches for the harness or the reference"),
-    ("pointer-cache", "note", ("functools.lru_cache", "functools.cache"), "keeps earlier results"),
-    ("threads", "note", ("threading", "_thread", "concurrent.futures"), "starts threads"),
-    ("files", "note", ("open", "io.open", "os.open", "mmap", "pathlib", "numpy.load*", "numpy.memmap", "torch.load", "torch.save",
-                       "torch.from_file"), "touches files"),
-    ("graph-replay", "note", ("torch.cuda.CUDAGraph", "torch.cuda.graph", "torch.cuda.make_graphed_callables"), "captures or replays a CUDA graph"),
-    ("side-stream", "note", ("torch.cuda.Stream", "torch.cuda.stream"), "uses a CUDA stream of its own"),
-)
+_NAMES: tuple[tuple[str, str, str, str], ...] = (
+    ("process", "warn", "starts or controls a process",
+     "subprocess multiprocessing torch.multiprocessing pty os.fork os.forkpty os.system os.popen os.exec* os.*spawn* os.kill*"),
+    ("process", "warn", "starts processes", "concurrent.futures.ProcessPoolExecutor"),
+    ("network", "warn", "opens a connection", "socket socketserver http urllib requests ssl ftplib asyncio.open_*"),
+    ("library-by-path", "warn", "loads a library by path",
+     "ctypes.CDLL ctypes.PyDLL ctypes.cdll* ctypes.pydll* ctypes.util _ctypes cffi torch.ops.load_library torch.classes.*"),
+    ("raw-memory", "warn", "reads or writes memory by address",
+     "ctypes.string_at ctypes.memmove ctypes.memset ctypes.cast ctypes.*.from_address"),
+    ("object-scan", "warn", "looks for objects that were not handed over", "gc.get_objects gc.get_referrers gc.get_referents"),
+    ("stack-walk", "warn", "walks the call stack",
+     "sys._getframe sys._current_frames sys.set* inspect.stack inspect.currentframe inspect.getouterframes traceback.walk_stack"),
+    ("hidden-code", "warn", "runs or unpacks what cannot be read here",
+     "eval exec compile __import__ importlib.import_module base64 binascii marshal zlib bz2 lzma codecs pickle *.fromhex"),
+    ("harness", "warn", "reaches for the harness or the reference",
+     "pkb_env problems rewards reference solutions utils.input_output_tensors"),
+    ("pointer-cache", "note", "keeps earlier results", "functools.lru_cache functools.cache"),
+    ("threads", "note", "starts threads", "threading _thread concurrent.futures"),
+    ("files", "note", "touches files",
+     "open io.open os.open mmap pathlib numpy.load* numpy.memmap torch.load torch.save torch.from_file"),
+    ("graph-replay", "note", "captures or replays a CUDA graph",
+     "torch.cuda.CUDAGraph torch.cuda.graph torch.cuda.make_graphed_callables"),
+    ("side-stream", "note", "uses a CUDA stream of its own", "torch.cuda.Stream torch.cuda.stream"),
+)  # fmt: skip
+"""Rule, severity, message, dotted names that it is about; `*` stands for anything."""
 _STACK_ATTRIBUTES = frozenset({"f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", "cr_frame"})
+_TENSORS = ("torch.Tensor", "torch.nn.Parameter")
 _PATCHED = ("torch", "time", "os", "sys", "builtins", "gc", "numpy", "ctypes", "signal", "pkb_box", "utils")
 _SETTINGS = ("torch.backends.", "torch._inductor.config.", "torch._dynamo.config.", "os.environ")
-_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "monitored_barrier")
+_COLLECTIVES = (
+    *(f"torch.distributed.{word}" for word in ("all_", "reduce", "broadcast", "gather", "scatter", "monitored_barrier")),
+    "torch.distributed.nn.functional.",
+    "torch.distributed._functional_collectives.",
+    "torch.ops.c10d",
+    "torch.ops._c10d_functional",
+)
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "P2POp", "send_object_list", "recv_object_list")
 _SYMMETRIC = ("pkb_box.symm_mem", "torch.distributed._symmetric_memory", "torch.ops.symm_mem")
 
@@ -97,9 +106,7 @@ def mechanisms(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _is_collective(name: str) -> bool:
-    return name.startswith(tuple(f"torch.distributed.{word}" for word in _COLLECTIVES)) or name.startswith(
-        ("torch.distributed.nn.functional.", "torch.distributed._functional_collectives.", "torch.ops.c10d", "torch.ops._c10d_functional")
-    )
+    return name.startswith(_COLLECTIVES)
 
 
 def _named(tree: Tree) -> Iterator[Finding]:
@@ -113,8 +120,8 @@ def _named(tree: Tree) -> Iterator[Finding]:
 def _rules_about(name: str) -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (rule, severity, message)
-        for rule, severity, patterns, message in _NAMES
-        if any(_matches(name, pattern) for pattern in patterns)
+        for rule, severity, message, patterns in _NAMES
+        if any(_matches(name, pattern) for pattern in patterns.split())
     )
 
 
@@ -167,20 +174,20 @@ def _shapes(tree: Tree) -> Iterator[Finding]:
             yield Finding("stack-walk", node.lineno, "warn", f"`.{node.attr}` walks the call stack")
         elif isinstance(node, ast.Try) and _calls(tree, node.body, COMPILERS) and not all(_raises(h) for h in node.handlers):
             yield Finding("silent-fallback", node.lineno, "warn", "goes on without its native code when that does not compile")
-        elif isinstance(node, (ast.Subscript, ast.Compare)) and _calls(tree, [node], ("data_ptr", "id")):
+        elif isinstance(node, ast.Subscript | ast.Compare | ast.Call) and _looks_up_address(tree, node):
             yield Finding("pointer-cache", node.lineno, "warn", "looks something up by the address of a tensor")
-        elif isinstance(node, ast.Call) and _looks_up_address(tree, node):
-            yield Finding("pointer-cache", node.lineno, "warn", "looks something up by the address of a tensor")
-        elif isinstance(node, ast.ClassDef) and any(tree.dotted(base) in ("torch.Tensor", "torch.nn.Parameter") for base in node.bases):
+        elif isinstance(node, ast.ClassDef) and any(tree.dotted(base) in _TENSORS for base in node.bases):
             yield Finding("tensor-subclass", node.lineno, "warn", "a tensor that is computed later is no result")
 
 
-def _looks_up_address(tree: Tree, call: ast.Call) -> bool:
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    return method in ("get", "setdefault", "pop") and bool(_calls(tree, list(call.args), ("data_ptr", "id")))
+def _looks_up_address(tree: Tree, node: ast.Subscript | ast.Compare | ast.Call) -> bool:
+    if not isinstance(node, ast.Call):
+        return bool(_calls(tree, [node], ("data_ptr", "id")))
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return method in ("get", "setdefault", "pop") and bool(_calls(tree, node.args, ("data_ptr", "id")))
 
 
-def _calls(tree: Tree, nodes: list[ast.stmt] | list[ast.expr] | list[ast.AST], names: tuple[str, ...]) -> list[ast.Call]:
+def _calls(tree: Tree, nodes: Sequence[ast.AST], names: tuple[str, ...]) -> list[ast.Call]:
     found = [part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Call)]
     return [call for call in found if _last(tree, call.func) in names]
 
@@ -207,11 +214,11 @@ def _text(tree: Tree) -> Iterator[Finding]:
     for call, text in compiled:
         if text is None:
             yield Finding("dynamic-source", call.lineno, "note", "the native source is put together while the module runs")
-    native = {text for _, text in compiled if text is not None} | {text for text in tree.texts() if native_text.looks_native(text.value)}
-    for text in native:
+    native = {text for _, text in compiled if text is not None}
+    for text in native | {text for text in tree.texts() if native_text.looks_native(text.value)}:
         yield from native_text.findings_in(text.value, text.line)
     for text in tree.texts():
-        if text.value.startswith(("/proc", "/sys/", "/dev/shm")):
+        if text.value.startswith(("/proc", "/sys/", "/dev/shm")):  # noqa: S108  what is looked for
             yield Finding("proc", text.line, "warn", f"names the path {text.value[:60]!r}")
 
 

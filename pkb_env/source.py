@@ -124,9 +124,8 @@ def literal_line(candidate: Candidate, source: str) -> int | None:
 def compiled_text(tree: Tree, call: ast.Call) -> Text | None:
     """The text that a compile call is given, if known."""
     named = [word.value for word in call.keywords if word.arg in _SOURCE_KEYWORDS]
-    return next((text for node in (*call.args, *named) if (text := tree.text(node)) is not None and "\n" in text.value), None) or (
-        tree.text(call.args[0]) if call.args else None
-    )
+    texts = [text for node in (*call.args, *named) if (text := tree.text(node)) is not None]
+    return max(texts, key=lambda text: len(text.value), default=None)
 
 
 def _flags(tree: Tree, call: ast.Call) -> tuple[str, ...] | None:
@@ -152,10 +151,14 @@ def _aliases(module: ast.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            found.update({a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0] for a in node.names})
+            found.update({a.asname or _top(a.name): a.name if a.asname else _top(a.name) for a in node.names})
         elif isinstance(node, ast.ImportFrom):
             found.update({a.asname or a.name: f"{'.' * node.level}{node.module or ''}.{a.name}" for a in node.names})
     return found
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _assigned_once(module: ast.Module) -> dict[str, ast.expr]:

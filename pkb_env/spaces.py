@@ -34,7 +34,7 @@ class SourceText(gymnasium.Space[str]):
     def is_np_flattenable(self) -> bool:
         return False
 
-    def sample(self, mask: None = None, probability: None = None) -> str:
+    def sample(self, mask: None = None, probability: None = None) -> str:  # noqa: ARG002  Gymnasium's signature
         """A short random text; it is hardly ever a candidate."""
         count = int(self.np_random.integers(1, min(self.max_length, _SAMPLED_CHARS) + 1))
         return "".join(_SAMPLED[i] for i in self.np_random.integers(len(_SAMPLED), size=count))

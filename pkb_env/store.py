@@ -86,11 +86,16 @@ class Rollout:
 
 _KEY = tuple(f.name for f in fields(Key))
 _ROLLOUT = tuple(f.name for f in fields(Rollout))
+_TEXTS = ("prompt", "completion")
 _NUMBERS = frozenset({"problem_version", "world_size", "step", "group", "turn", "verdict", "sample"})
 
 
 def _columns(names: tuple[str, ...]) -> str:
-    return ", ".join(f'"{name}" {"INTEGER" if name in _NUMBERS else "TEXT"}{"" if name == "verdict" else " NOT NULL"}' for name in names)
+    return ", ".join(f'"{name}" {_type(name)}' for name in names)
+
+
+def _type(name: str) -> str:
+    return ("INTEGER" if name in _NUMBERS else "TEXT") + ("" if name == "verdict" else " NOT NULL")
 
 
 def _quoted(names: tuple[str, ...]) -> str:
@@ -98,8 +103,9 @@ def _quoted(names: tuple[str, ...]) -> str:
 
 
 _TABLES = (
-    f"CREATE TABLE verdicts (id INTEGER PRIMARY KEY, {_columns(_KEY)}, status TEXT NOT NULL, json TEXT NOT NULL, source BLOB NOT NULL,"
-    f" secret BLOB NOT NULL, created REAL NOT NULL, UNIQUE ({_quoted(_KEY)}))",
+    f"""CREATE TABLE verdicts (
+        id INTEGER PRIMARY KEY, {_columns(_KEY)}, status TEXT NOT NULL, json TEXT NOT NULL, source BLOB NOT NULL,
+        secret BLOB NOT NULL, created REAL NOT NULL, UNIQUE ({_quoted(_KEY)}))""",
     f"CREATE TABLE rollouts (id INTEGER PRIMARY KEY, {_columns(_ROLLOUT)}, created REAL NOT NULL)",
     "CREATE INDEX rollouts_by_run ON rollouts (run, step)",
 )
@@ -175,7 +181,7 @@ class Store:
 
     def add_rollout(self, rollout: Rollout) -> int:
         """Store one completion; its row's id."""
-        row = [_bytes(value) if name in ("prompt", "completion") else value for name, value in zip(_ROLLOUT, astuple(rollout), strict=True)]
+        row = [_bytes(v) if name in _TEXTS else v for name, v in zip(_ROLLOUT, astuple(rollout), strict=True)]
         marks = ", ".join("?" * (len(row) + 1))
         with self._open() as db:
             done = db.execute(f"INSERT INTO rollouts ({_quoted(_ROLLOUT)}, created) VALUES ({marks})", (*row, time.time()))
@@ -185,7 +191,7 @@ class Store:
         """The completions of a run in the order in which they were stored."""
         with self._open() as db:
             rows = db.execute(f"SELECT {_quoted(_ROLLOUT)} FROM rollouts WHERE run = ? ORDER BY id", (run,)).fetchall()
-        return [Rollout(*(_text(value) if isinstance(value, bytes) else value for value in row)) for row in rows]
+        return [_rollout(row) for row in rows]
 
     def close(self) -> None:
         """Close the file; the next call opens it again."""
@@ -249,6 +255,11 @@ def _where(names: tuple[str, ...]) -> str:
 def _stored(row: tuple[Any, ...]) -> Stored:
     number, json, source, secret, created, *key = row
     return Stored(number, Key(*key), Verdict.from_json(json), _text(source), secret, created)
+
+
+def _rollout(row: tuple[Any, ...]) -> Rollout:
+    plain: list[Any] = [_text(value) if isinstance(value, bytes) else value for value in row]
+    return Rollout(*plain)
 
 
 def _bytes(text: str) -> bytes:

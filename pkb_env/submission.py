@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 
 from pkb_env.errors import InvalidSource
-from rewards.verdict import Status, Verdict
+from rewards.verdict import Finding, Status, Verdict
 
 FILE_NAME = "candidate.py"
 """The name under which a candidate appears in tracebacks."""
@@ -99,7 +99,13 @@ def parse(source: str) -> ast.Module:
     return tree
 
 
-def invalid(submission: Submission, problem_version: int, error: InvalidSource, dtype: str = "float32") -> Verdict:
+def invalid(
+    submission: Submission,
+    problem_version: int,
+    error: InvalidSource,
+    dtype: str = "float32",
+    findings: tuple[Finding, ...] = (),
+) -> Verdict:
     """The verdict INVALID for a text that is no candidate; the digest is that of the text if there is no source."""
     try:
         candidate = Candidate(code_in(submission.text))
@@ -118,6 +124,7 @@ def invalid(submission: Submission, problem_version: int, error: InvalidSource, 
         topology=submission.topology,
         digest=candidate.digest,
         dtype=dtype,
+        findings=findings,
     )
 
 

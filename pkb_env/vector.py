@@ -9,7 +9,7 @@ Not here: what an episode is (`env`), how an evaluator shares the machine (`eval
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -42,7 +42,7 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
         UsageError: something that is named does not exist or does not fit.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012  as in Gymnasium
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
             UsageError: a mask, seeds or problems of another length, or a partial reset before the first whole one.
         """
         mask = self._mask((options or {}).get("reset_mask"))
-        seeds = self._each("seed", [None if seed is None else seed + i for i in range(self.num_envs)] if _one(seed) else seed)
+        seeds = self._each("seed", _counted(seed, self.num_envs))
         problem = (options or {}).get("problem")
         names = self._each("problem", [problem] * self.num_envs if problem is None or isinstance(problem, str) else problem)
         infos: list[Infos | None] = [None] * self.num_envs
@@ -98,16 +98,19 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
             UsageError: not one action for each episode.
         """
         if isinstance(actions, str) or len(actions) != self.num_envs:
-            raise UsageError(f"wanted a sequence of {self.num_envs} texts, one for each episode; came {type(actions).__name__}")
+            came = f"{type(actions).__name__} of length {len(actions)}"
+            raise UsageError(f"wanted a sequence of {self.num_envs} texts, one for each episode; came a {came}")
         if self._done.any():
             over = ", ".join(map(str, np.flatnonzero(self._done)))
-            raise gymnasium.error.ResetNeeded(f"episodes {over} are over; call reset(options={{'reset_mask': terminated | truncated}})")
+            wanted = "reset(options={'reset_mask': terminated | truncated})"
+            raise gymnasium.error.ResetNeeded(f"episodes {over} are over; call {wanted}")
         prepared = [env.prepare(action) for env, action in zip(self._envs, actions, strict=True)]
         steps = [env.advance(verdict) for env, verdict in zip(self._envs, self._verdicts(prepared), strict=True)]
         self._observations = [step[0] for step in steps]
         terminated, truncated = (np.array([step[k] for step in steps], np.bool_) for k in (2, 3))
         self._done = terminated | truncated
-        return self._batch(), np.array([s[1] for s in steps], np.float64), terminated, truncated, _batch_infos([s[4] for s in steps])
+        rewards = np.array([step[1] for step in steps], np.float64)
+        return self._batch(), rewards, terminated, truncated, _batch_infos([step[4] for step in steps])
 
     def render(self) -> tuple[str | None, ...]:  # type: ignore[override]
         """What each episode renders."""
@@ -144,13 +147,16 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
         return list(values)
 
     def _batch(self) -> Observation:
-        out = create_empty_array(self.single_observation_space, self.num_envs)
-        batch: Observation = concatenate(self.single_observation_space, self._observations, out)
-        return batch
+        out: Any = create_empty_array(self.single_observation_space, self.num_envs)
+        batch: Any = concatenate(self.single_observation_space, self._observations, out)
+        return dict(batch)
 
 
-def _one(seed: Any) -> bool:
-    return seed is None or isinstance(seed, (int, np.integer))
+def _counted(seed: Any, count: int) -> Any:
+    """One seed as one for each episode; anything else as it is."""
+    if seed is None:
+        return [None] * count
+    return [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else seed
 
 
 def _batch_infos(infos: Sequence[Infos | None]) -> Infos:

@@ -83,7 +83,8 @@ def _files() -> list[tuple[int, str]]:
 def _find(name: str) -> tuple[int, str]:
     files = sorted(_files())
     match = _FILE.fullmatch(name.removesuffix(".py"))
-    exact = [(n, slug) for n, slug in files if slug == name or str(n) == (name.lstrip("0") or "0") or (match and match[2] == slug)]
+    meant = match[2] if match else name
+    exact = [(n, slug) for n, slug in files if slug == meant or str(n) == name.lstrip("0")]
     close = exact or [(n, slug) for n, slug in files if name and slug.startswith(name)]
     if len(close) != 1:
         raise UnknownProblem(_advice(name, [slug for _, slug in close]))

@@ -31,7 +31,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
     return (a * factor).to(draw.dtype), (b * inner**-0.25).to(draw.dtype)
 
 
-def reference(A_local: torch.Tensor, B_local: torch.Tensor) -> torch.Tensor:  # noqa: N803 - the public signature
+def reference(A_local: torch.Tensor, B_local: torch.Tensor) -> torch.Tensor:
     """Sum over ranks of the local products, [M, N]."""
     out = A_local @ B_local
     dist.all_reduce(out)

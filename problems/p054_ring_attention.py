@@ -78,9 +78,7 @@ def start_exchange(
     return following, dist.batch_isend_irecv(ops)
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention to one block in float32: output [B, H, S, D] and log-sum-exp of the scores [B, H, S, 1]."""
     q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
     scores = q @ k.transpose(-2, -1) * scale
@@ -106,7 +104,7 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
     positions = torch.arange(q.shape[2], device=q.device)
     rows = max(1, 2**24 // (k.shape[0] * k.shape[1] * k.shape[2]))
     parts = []
-    for mine in positions.split(rows):
+    for mine in torch.split(positions, rows):
         scores = torch.einsum("bhid,bhjd->bhij", q[:, :, mine], k) * scale
         if causal:
             scores[..., positions > mine[:, None]] = -torch.inf

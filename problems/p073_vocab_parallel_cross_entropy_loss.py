@@ -39,9 +39,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     return logits.to(draw.dtype), torch.where(torch.rand(shape, generator=chance) < 1 / 4, edge, target), None
 
 
-def reference(
-    vocab_parallel_logits: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
+def reference(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Loss of every position, [B, S]; subtracts the row maxima from the logits in place."""
     logits, local = vocab_parallel_logits, vocab_parallel_logits.shape[-1]
     largest = logits.amax(-1)

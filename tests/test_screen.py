@@ -56,7 +56,7 @@ def native(text: str) -> str:
         ("def f(x, cache={}):\n    return cache.get((x.data_ptr(), 1))", "pointer-cache"),
         ("def f(x, cache={}):\n    return id(x) in cache", "pointer-cache"),
         ("import torch\nclass Lazy(torch.Tensor):\n    pass", "tensor-subclass"),
-        ("from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('int x;')\nexcept Exception:\n    lib = None", "silent-fallback"),
+        ("from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('')\nexcept OSError:\n    lib = None", "silent-fallback"),
         ("from pkb_box import compile_cpp\nlib = compile_cpp(input())", "dynamic-source"),
         ("x = open('a')", "files"),
     ],
@@ -72,12 +72,12 @@ def test_python_rules(line: str, rule: str) -> None:
     "source",
     [
         SOLUTION,
-        "import torch\nimport torch.distributed as dist\ndef solution(x):\n    out = x.clone()\n    dist.all_reduce(out)\n    return out\n",
+        "import torch.distributed as dist\ndef solution(x):\n    out = x.clone()\n    dist.all_reduce(out)\n    return out\n",
         "import time\nimport math\nclass A:\n    pass\na = A()\na.time = 3\n" + SOLUTION,
-        "from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('int x;')\nexcept Exception as e:\n    raise SystemExit(1) from e\n" + SOLUTION,
+        "from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('')\nexcept OSError:\n    raise SystemExit from None\n" + SOLUTION,
         "table = {}\ndef solution(x):\n    return table.setdefault(x.shape, x)\n",
         '"""This kernel uses no .incbin and no #include "/etc/passwd"."""\n' + SOLUTION,
-        native("// .incbin, fork() and /proc in a comment /* #embed */\nextern \"C\" void f(float* x) { std::bind(x); x->kill(); }"),
+        native('// .incbin, fork() and /proc /* #embed */\nextern "C" void f(float* x) { std::bind(x); x->kill(); }'),
     ],
 )
 def test_honest_code_is_left_alone(source: str) -> None:
@@ -131,12 +131,12 @@ def test_lines_of_native_findings_are_those_of_the_candidate() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("int x = system(\"ls\");", "process"),
+        ('int x = system("ls");', "process"),
         ("void* h = dlopen(0, 1);", "library-by-path"),
         ("static std::unordered_map<void*, float> seen;", "pointer-cache"),
-        ("int fd = open(\"/proc/self/mem\", 2);", "proc"),
+        ('int fd = open("/proc/self/mem", 2);', "proc"),
         ("__attribute__((constructor)) void early() {}", "load-time-code"),
-        ("asm volatile(\"pause\");", "assembly"),
+        ('asm volatile("pause");', "assembly"),
         ("cudaGraphLaunch(graph, 0);", "graph-replay"),
     ],
 )
@@ -160,8 +160,10 @@ def test_collectives_are_delegation_only_where_native_code_is_asked_for() -> Non
         ("import torch.distributed as dist\ndef solution(x):\n    dist.isend(x, 0)\n", ("point_to_point",)),
         (backends.load("cpp").example, ("native_code", "symmetric_memory")),
         (backends.load("torch").example, ("collectives",)),
-        ("import torch.distributed._symmetric_memory as s\nimport torch\n@torch.compile\ndef solution(x):\n    return s.empty(1)\n",
-         ("symmetric_memory", "torch_compile")),
+        (
+            "import torch.distributed._symmetric_memory as s\nimport torch\n@torch.compile\ndef solution(x):\n    s.empty(1)\n",
+            ("symmetric_memory", "torch_compile"),
+        ),
     ],
 )
 def test_mechanisms(source: str, wanted: tuple[str, ...]) -> None:

@@ -6,16 +6,17 @@ from pkb_env.backends import Backend
 
 _RULES = """\
 - Write the work, and the exchange between ranks, in C++.  `compile_cpp(SOURCE)` from `pkb_box` compiles a string once for all \
-ranks (C++20, -O3 -march=native) and gives a `ctypes.CDLL`; call it at the top level of the module, with the source as a string literal.
+ranks (C++20, -O3 -march=native) and gives a `ctypes.CDLL`; call it at the top level of the module, with a string literal.
 - Functions are `extern "C"` and take plain pointers and numbers.  Set `argtypes`: without it ctypes cuts a pointer to 32 bits.
 - `pkb.h` is included already, and with it the common standard headers and `immintrin.h`.  Files cannot be included by path.
 - Symmetric memory: `buf = symm_mem.empty(n, dtype=torch.float32, device="cpu")`, then on every rank in the same order \
 `hdl = symm_mem.rendezvous(buf, dist.group.WORLD)`.  It is never given back: allocate once and keep it, not in every call.
-- In C++, `hdl.group_ptr` is a `pkb::Group*`: `group->rank`, `group->world`, `group->buffer<float>(r)` (the buffer of rank r as this \
-rank sees it), `pkb::barrier(group, channel)`, `pkb::put_signal(group, rank, channel)`, `pkb::wait_signal(group, rank, channel)`, and \
-`pkb::share(n, parts, index)` with `.begin` and `.end` to split n elements.  In Python: `hdl.get_buffer(r, shape, dtype)`, \
-`hdl.buffer_ptrs[r]`, `hdl.barrier(channel=0)`, `hdl.put_signal(dst, channel)`, `hdl.wait_signal(src, channel)`.
-- What another rank wrote may be read only after a barrier or signal, and a buffer may be overwritten only after its readers are done.
+- In C++, `hdl.group_ptr` is a `pkb::Group*`: `group->rank`, `group->world`, `group->buffer<float>(r)` (the buffer of rank r \
+as this rank sees it), `pkb::barrier(group, channel)`, `pkb::put_signal(group, rank, channel)`, `pkb::wait_signal(group, rank, \
+channel)`, and `pkb::share(n, parts, index)` with `.begin` and `.end` to split n elements.
+- The same in Python: `hdl.get_buffer(r, shape, dtype)`, `hdl.buffer_ptrs[r]`, `hdl.barrier(channel=0)`, \
+`hdl.put_signal(dst, channel)`, `hdl.wait_signal(src, channel)`.
+- What another rank wrote may be read only after a barrier or signal; a buffer may be overwritten only after its readers are done.
 - A rank has one core: no threads.
 """
 

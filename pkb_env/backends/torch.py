@@ -10,7 +10,7 @@ _RULES = """\
 - The module is imported once on each rank; buffers that it keeps between calls are allowed, results of earlier calls are not.
 """
 
-_EXAMPLE = '''\
+_EXAMPLE = """\
 import torch
 import torch.distributed as dist
 
@@ -19,7 +19,7 @@ def solution(x: torch.Tensor) -> torch.Tensor:
     first = x.clone()
     dist.broadcast(first, src=0)
     return torch.add(x, first, alpha=2.0)
-'''
+"""
 
 BACKEND = Backend(
     name="torch",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import select
 import socket
 import struct
@@ -19,7 +20,8 @@ from typing import Any
 MAX_MESSAGE = 8 << 20
 MAX_FDS = 250
 """The kernel passes at most 253 descriptors in one message."""
-_LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<II")
+"""Bytes of JSON, and descriptors that belong to this message."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -58,7 +60,11 @@ class Channel:
         return self.sock.fileno()
 
     def close(self) -> None:
+        """Close this end, and the descriptors that came and were not taken."""
         self.sock.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
 
     def send(self, body: dict[str, Any], fds: Sequence[int] = (), *, timeout: float = 10.0) -> None:
         """Send one message.
@@ -67,7 +73,7 @@ class Channel:
             ChannelClosed: the other end is gone, or did not read within the timeout in seconds.
         """
         data = json.dumps(body).encode()
-        packet = memoryview(_LENGTH.pack(len(data)) + data)
+        packet = memoryview(_LENGTH.pack(len(data), len(fds)) + data)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         end = time.monotonic() + timeout
         try:
@@ -154,15 +160,17 @@ class Channel:
     def _take(self) -> Message | None:
         if len(self._buffer) < _LENGTH.size:
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
+        length, fds = _LENGTH.unpack_from(self._buffer)
         if length > MAX_MESSAGE:
             raise ChannelViolation(f"a message of {length} bytes; at most {MAX_MESSAGE} are taken")
         if len(self._buffer) < _LENGTH.size + length:
             return None
         data = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
         del self._buffer[: _LENGTH.size + length]
-        fds, self._fds = tuple(self._fds), []
-        return Message(_parse(data), fds, self._pid)
+        if fds > len(self._fds):
+            raise ChannelViolation(f"a message that claims {fds} descriptors and brings {len(self._fds)}")
+        mine, self._fds = tuple(self._fds[:fds]), self._fds[fds:]
+        return Message(_parse(data), mine, self._pid)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

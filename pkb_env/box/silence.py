@@ -154,7 +154,7 @@ def apply() -> None:
 @contextlib.contextmanager
 def alone(rank: int, world_size: int) -> Iterator[None]:
     """Within the block, torch.distributed is silent and claims that this is `rank` of `world_size`; not thread-safe."""
-    claims = {
+    claims: dict[str, Any] = {
         "is_initialized": lambda: True,
         "get_rank": lambda *_args: rank,
         "get_world_size": lambda *_args: world_size,

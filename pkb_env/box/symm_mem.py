@@ -108,7 +108,7 @@ class SymmetricMemory:
         self.buffer_size = found.nbytes
         self.signal_pad_ptrs = [arena.bases[m] + found.offset for m in members]
         self.buffer_ptrs = [p + PAD_BYTES for p in self.signal_pad_ptrs]
-        self.group_ptr = arena.new_group(members, found.offset, found.nbytes)
+        self.group_ptr = arena.new_group(members, found)
         """Address of the `pkb::Group` for C++."""
         self._pointers = [(ctypes.c_uint64 * self.world_size)(*p) for p in (self.buffer_ptrs, self.signal_pad_ptrs)]
         self.buffer_ptrs_dev, self.signal_pad_ptrs_dev = map(ctypes.addressof, self._pointers)

@@ -59,8 +59,9 @@ def main(upstream: Channel) -> None:
 
 def _load(group: Group, config: dict[str, Any]) -> None:
     trouble = group.wait(group.all_ready, config["load_deadline_s"])
+    answer = {"event": "ready"} if trouble is None else hang.report(group, "load", trouble)
     group.pause()
-    group.upstream.send({"event": "ready"} if trouble is None else hang.report(group, "load", trouble))
+    group.upstream.send(answer)
 
 
 def _serve(group: Group) -> None:
@@ -68,15 +69,19 @@ def _serve(group: Group) -> None:
         body = group.upstream.recv().body
         if body["cmd"] == "memory":
             group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
-            continue
-        start = group.order(control.Order(control.CALL, body["slot"], body["nonce"]))
-        trouble = group.wait(group.all_done, body["deadline_s"])
-        group.pause()
-        if trouble is not None:
-            group.upstream.send(hang.report(group, "call", trouble))
-            continue
-        stamps = [rank.finished_ns - start for rank in group.ranks if rank.finished_ns is not None]
-        group.upstream.send({"event": "done", "ns": max(stamps), "ranks_ns": stamps})
+        elif body["cmd"] == "call":
+            group.upstream.send(_call(group, body))
+        # else: a library that was built for a rank which has failed meanwhile
+
+
+def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
+    start = group.order(control.Order(control.CALL, body["slot"], body["nonce"]))
+    trouble = group.wait(group.all_done, body["deadline_s"])
+    if trouble is not None:
+        return hang.report(group, "call", trouble)
+    group.pause()
+    stamps = [rank.finished_ns - start for rank in group.ranks if rank.finished_ns is not None]
+    return {"event": "done", "ns": max(stamps), "ranks_ns": stamps}
 
 
 def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:

@@ -1,0 +1,63 @@
+"""`pkb doctor`: what this machine has, which walls hold here, and how that was tried."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pkb_env.cli import session
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pkb_env.doctor import Health
+
+
+def doctor(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
+) -> None:
+    """Inspect this machine: versions, compilers, devices; then try every wall from inside a real box.
+
+    Exit code 0 when evaluations work here, also with walls missing (they are named); 2 when they do not.
+    """
+    with session.guarded():
+        from pkb_env.doctor import examine
+
+        with session.progress("examining this machine ...", quiet=as_json):
+            health = examine()
+        if as_json:
+            typer.echo(json.dumps(asdict(health) | {"works": health.works}))
+        else:
+            _print(health)
+        raise SystemExit(session.CORRECT if health.works else session.FAILED)
+
+
+def _print(health: Health) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for name, value in health.facts.items():
+        console.print(f"{name:<12} {value}", highlight=False, markup=False)
+    console.print()
+    _print_walls(console, health)
+    console.print(health.trouble or "evaluations work here", style="bold red" if health.trouble else "bold green", markup=False)
+
+
+def _print_walls(console: Console, health: Health) -> None:
+    from rich.table import Table
+
+    for wall in health.walls:
+        console.print(f"[{'green' if not wall.why_not else 'red'}]{wall.name:<12}[/] {wall.stops}")
+        if wall.why_not:
+            console.print(f"             does not hold here: {wall.why_not}", highlight=False, markup=False)
+    if health.tries:
+        table = Table("tried from inside a box", "by", "came of it", box=None, pad_edge=False, header_style="bold")
+        for each in health.tries:
+            table.add_row(each.what, each.wall, f"[{'green' if each.refused else 'red'}]{'refused' if each.refused else 'POSSIBLE'}[/]: {each.answer}")
+        console.print()
+        console.print(table)
+        console.print()

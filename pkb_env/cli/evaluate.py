@@ -1,0 +1,103 @@
+"""`pkb eval`: one candidate, on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pkb_env.cli import session
+
+if TYPE_CHECKING:
+    from pkb_env.config import EvalConfig
+    from pkb_env.store import Store
+    from pkb_env.submission import Submission
+    from rewards.score import Reward
+    from rewards.verdict import Verdict
+
+
+def evaluate(  # noqa: D417  every option says in its help what it is
+    problem: Annotated[str, typer.Argument(help="slug, number or unique prefix")],
+    file: Annotated[str, typer.Argument(help="a Python file (or prose with a code block) that defines `solution`; - reads standard input")],
+    *,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="what the candidate is written in: torch, cpp")] = "torch",
+    world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")] = 2,
+    size: Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")] = "default",
+    profile: Annotated[str, typer.Option("--profile", help="hardened, or upstream: the public benchmark's inputs")] = "hardened",
+    topology: Annotated[str, typer.Option("--topology", help="where the ranks live: cpu")] = "cpu",
+    reward: Annotated[str, typer.Option("--reward", "-r", help="a preset, or a TOML file")] = "default",
+    store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
+    pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; 0 measures no time")] = None,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
+    time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds spent on timed pairs")] = None,
+    require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; may be repeated")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
+) -> None:
+    """Evaluate a candidate: verdict, ranks, times, speed-up with its interval, reward."""
+    with session.guarded():
+        from pkb_env.submission import Submission
+
+        scorer = _reward(reward)
+        submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
+        config = _config(pairs=pairs, trials=trials, time_budget_s=time_budget, require_walls=tuple(require_wall or ()))
+        with session.progress(f"evaluating {problem}: {backend}, {world_size} ranks, size {size} ...", quiet=as_json):
+            verdict, stored_id = _run(submission, config, store)
+        _print(verdict, scorer, stored_id, as_json=as_json)
+        raise SystemExit(session.exit_code(verdict))
+
+
+def _read(file: str) -> str:
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _reward(name: str) -> Reward:
+    import rewards
+    from pkb_env.errors import UsageError
+
+    try:
+        return rewards.get(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _config(**wanted: Any) -> EvalConfig:
+    from pkb_env.config import EvalConfig
+
+    return EvalConfig(**{name: value for name, value in wanted.items() if value is not None})
+
+
+def _run(submission: Submission, config: EvalConfig, path: Path | None) -> tuple[Verdict, int | None]:
+    """The verdict and its row in the store.  Through `aevaluate`, whose cancellation is how Ctrl-C leaves no process behind."""
+    from pkb_env.evaluator import Evaluator
+    from pkb_env.store import Store
+
+    store = Store(path) if path else None
+    with Evaluator(config, store) as evaluator:
+        verdict = asyncio.run(evaluator.aevaluate(submission))
+        return verdict, _row(store, verdict) if store else None
+
+
+def _row(store: Store, verdict: Verdict) -> int | None:
+    rows = store.search(digest=verdict.digest, problem=verdict.problem, status=verdict.status.value)
+    return next((row.id for row in rows if row.verdict == verdict), None)
+
+
+def _print(verdict: Verdict, reward: Reward, stored_id: int | None, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from pkb_env.cli import report
+
+    score = reward(verdict)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(verdict, score, reward.name, stored_id)))
+        return
+    console = Console()
+    report.show_verdict(console, verdict)
+    report.show_score(console, score, reward.name)
+    if stored_id is not None:
+        console.print(f"stored as {stored_id}", highlight=False)

@@ -1,0 +1,96 @@
+"""A verdict and its score on a terminal, or as JSON.
+
+Not here: the words a policy reads (`prompt.feedback`), the arithmetic of rewards (`rewards`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rewards.score import Score
+from rewards.verdict import RankReport, Status, Verdict
+
+_COLOURS = {Status.CORRECT: "bold green", Status.INFRA: "bold magenta"}
+
+
+def as_json(verdict: Verdict, score: Score, reward: str, stored_id: int | None = None) -> dict[str, Any]:
+    """What `pkb eval --json` prints: the verdict, the reward with its terms, the row in the store."""
+    terms = [{"name": t.name, "score": t.score, "weight": t.weight} for t in score.terms]
+    total = None if score.unscored else score.total
+    return {
+        "verdict": json.loads(verdict.to_json()), "stored_id": stored_id,
+        "reward": {"name": reward, "total": total, "unscored": score.unscored, "terms": terms},
+    }  # fmt: skip
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """Status, message, ranks, times, speed-up with its interval, findings, walls and stages."""
+    console.print(f"[{_COLOURS.get(verdict.status, 'bold red')}]{verdict.status}[/]  {escape(_headline(verdict))}")
+    console.print(escape(verdict.message), highlight=False)
+    if verdict.ranks:
+        console.print(_ranks(verdict.ranks))
+    _show_times(console, verdict)
+    for finding in verdict.findings:
+        console.print(escape(f"{finding.severity}: line {finding.line}: {finding.message} ({finding.rule})"), highlight=False)
+    for label, parts in (("notes", verdict.notes), ("walls", verdict.walls), ("mechanisms", verdict.mechanisms)):
+        if parts:
+            console.print(f"{label:<10} {', '.join(parts)}", highlight=False)
+    if verdict.stage_s:
+        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.stage_s.items())
+        console.print(f"seconds    {stages}", highlight=False)
+
+
+def show_score(console: Console, score: Score, reward: str) -> None:
+    """The total and the terms it is made of."""
+    if score.unscored:
+        console.print(f"reward {reward}: unscored")
+        return
+    console.print(f"[bold]reward {reward}: {score.total:.3f}[/bold]", highlight=False)
+    for term in score.terms:
+        console.print(f"  {term.name:<14} {_number(term.score, '.3f')} x {term.weight:g}", highlight=False)
+
+
+def _headline(verdict: Verdict) -> str:
+    return (
+        f"{verdict.problem}, backend {verdict.backend}, {verdict.world_size} ranks on {verdict.topology}, size {verdict.size}"
+        f" ({verdict.profile}), {verdict.dtype}, {verdict.passed:.0%} of the comparisons hold; decided at: {verdict.stage}"
+    )
+
+
+def _ranks(ranks: tuple[RankReport, ...]) -> Table:
+    table = Table("rank", "phase", "line", "max error", "peak memory", "remarks", box=None, pad_edge=False, header_style="bold")
+    for r in ranks:
+        peak = "" if r.peak_memory_bytes is None else f"{r.peak_memory_bytes / (1 << 20):.0f} MiB"
+        line, phase = ("" if r.line is None else str(r.line)), r.phase
+        table.add_row(str(r.rank), phase, line, _number(r.max_error, ".3g"), peak, escape(_remarks(r)))
+    return table
+
+
+def _remarks(rank: RankReport) -> str:
+    where = "" if rank.output is None else f"output {rank.output}" + (f" at {list(rank.index)}" if rank.index else "")
+    values = "" if rank.got is None else f"got {rank.got}, expected {rank.expected}"
+    return "; ".join(part for part in (rank.exit, rank.stuck, rank.error, where, values) if part)
+
+
+def _show_times(console: Console, verdict: Verdict) -> None:
+    if verdict.time_ms is None or verdict.speedup is None:
+        return
+    proof = "proven" if verdict.faster else "not proven"
+    interval = f"[{verdict.speedup_low:.2f}, {verdict.speedup_high:.2f}]"
+    console.print(f"[bold]speed-up {verdict.speedup:.2f}x[/bold] {escape(interval)} (95 %), faster than the reference: {proof}", highlight=False)
+    times = [f"candidate {verdict.time_ms:.4g} ms", *(f"{name} {ms:.4g} ms" for name, ms in verdict.baselines.items())]
+    times += [f"first call {verdict.first_call_ms:.4g} ms"] if verdict.first_call_ms is not None else []
+    times += [f"skew {verdict.skew:.0%}"] if verdict.skew is not None else []
+    console.print(f"times      {', '.join(times)}", highlight=False)
+    if not verdict.comparable:
+        console.print("           not comparable with other verdicts, and no speed is paid", highlight=False)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None or not math.isfinite(value) else format(value, form)

@@ -1,0 +1,79 @@
+"""How a command lives: progress on standard error, one line per error, exit codes, a clean end on Ctrl-C.
+
+Not here: what is printed on success (`report` and the commands).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pkb_env.store import Store
+    from rewards.verdict import Verdict
+
+CORRECT, NOT_CORRECT, FAILED, INTERRUPTED = 0, 1, 2, 130
+_REFRESHES_PER_S = 2
+"""A livelier spinner would take time from the kernels that are being timed."""
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn errors into one line on standard error and an exit code; `PKB_TRACEBACK=1` shows where they came from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("pkb: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except Exception as error:
+        if os.environ.get("PKB_TRACEBACK"):
+            raise
+        print(f"pkb: {_line(error)}", file=sys.stderr)
+        raise SystemExit(FAILED) from None
+
+
+def _line(error: Exception) -> str:
+    from pkb_env.errors import PkbError
+
+    if isinstance(error, PkbError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return f"internal error, {type(error).__name__}: {error} (PKB_TRACEBACK=1 shows where)"
+
+
+@contextmanager
+def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Say on standard error what is being waited for, if that is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet)
+    with console.status(text, refresh_per_second=_REFRESHES_PER_S):
+        yield
+
+
+def exit_code(verdict: Verdict) -> int:
+    """0 for a correct candidate, 1 for any other result of a candidate, 2 when the harness failed."""
+    from rewards.verdict import Status
+
+    if verdict.status is Status.INFRA:
+        return FAILED
+    return CORRECT if verdict.correct else NOT_CORRECT
+
+
+def existing_store(path: Path) -> Store:
+    """Open a store that is there already.
+
+    Raises:
+        UsageError: no such file, or it is no store.
+    """
+    from pkb_env.errors import UsageError
+    from pkb_env.store import Store
+
+    if not path.is_file():
+        raise UsageError(f"there is no store at {path}; `pkb eval --store {path}` makes one")
+    return Store(path)

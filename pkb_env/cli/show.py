@@ -1,0 +1,80 @@
+"""`pkb show`: one problem, or the prompt a policy gets for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pkb_env.cli import session
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from problems.base import Problem
+
+_ITEMSIZE = 4
+"""Bytes of a float32, the dtype of floating inputs on CPU ranks."""
+
+
+def show(
+    problem: Annotated[str, typer.Argument(help="slug, number or unique prefix")],
+    *,
+    prompt: Annotated[bool, typer.Option("--prompt", help="print the prompt instead")] = False,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="of the prompt")] = "torch",
+    world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="of prompt and costs")] = 2,
+    size: Annotated[str, typer.Option("--size", "-s", help="of the prompt")] = "default",
+    profile: Annotated[str, typer.Option("--profile", help="hardened or upstream; of the prompt")] = "hardened",
+    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="of the prompt")] = 1,
+) -> None:
+    """Show a problem: statement, signature, reference, sizes with the least any algorithm must do, split."""
+    with session.guarded():
+        import problems
+        from pkb_env.problem_set import fitting, named
+
+        found = named(problem)
+        if prompt:
+            from pkb_env.prompt import task_prompt
+            from pkb_env.submission import Submission
+
+            fitting([found], world_size=world_size, size=size, profile=profile)
+            asked = Submission("", found.slug, backend, world_size, profile=profile, size=size)
+            typer.echo(task_prompt(found, asked, max_turns=max_turns), nl=False)
+            return
+        typer.echo(_statement(found))
+        typer.echo(problems.reference_source(found))
+        _print(_sizes(found, world_size))
+
+
+def _statement(problem: Problem) -> str:
+    import sys
+
+    head = (sys.modules[problem.reference.__module__].__doc__ or problem.title).strip()
+    facts = {
+        "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
+        "origin": problem.origin, "split": problem.split, "version": problem.version,
+        "arguments": ", ".join(problem.arguments), "changed in place": ", ".join(problem.mutates) or "none",
+    }  # fmt: skip
+    return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])
+
+
+def _sizes(problem: Problem, world_size: int) -> Table:
+    from rich.table import Table
+
+    title = f"sizes, and the least a rank of {world_size} does (float32)"
+    table = Table("size", "extents", "sent", "memory", "flops", title=title, title_justify="left", box=None, pad_edge=False)
+    fits = problem.valid_world(world_size)
+    for size in problem.sizes.values():
+        extents = ", ".join(f"{axis}={extent}" for axis, extent in size.dims.items())
+        if fits is None:
+            cost = problem.cost(size, world_size, _ITEMSIZE)
+            table.add_row(size.name, extents, f"{cost.wire_bytes:.3g} B", f"{cost.memory_bytes:.3g} B", f"{cost.flops:.3g}")
+        else:
+            table.add_row(size.name, extents, fits)
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)

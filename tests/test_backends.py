@@ -1,0 +1,65 @@
+"""Every backend's worked example runs on real ranks and computes what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from pkb_env import backends
+from pkb_env.backends import names
+from pkb_env.config import EvalConfig
+from pkb_env.evaluator import Evaluator
+from pkb_env.registration import ID
+from pkb_env.submission import Submission
+
+CHECKED = '''
+
+toy = solution
+
+
+def solution(tensor):
+    for values in (tensor, tensor + 1):
+        first = values.clone()
+        dist.broadcast(first, src=0)
+        assert torch.equal(toy(values), torch.add(values, first, alpha=2.0))
+    out = tensor.clone()
+    dist.all_reduce(out)
+    return out
+'''
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[Evaluator]:
+    with Evaluator(EvalConfig(trials=2, pairs=0)) as evaluator:
+        yield evaluator
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("backend", names())
+def test_the_worked_example_computes_its_toy_operation(evaluator: Evaluator, backend: str, world_size: int) -> None:
+    text = backends.load(backend).example.replace("def solution(", "def toy(") + CHECKED.replace("toy = solution\n\n\n", "")
+    verdict = evaluator.evaluate(Submission(text, "allreduce", backend, world_size, size="tiny"))
+    assert verdict.correct, verdict.message
+
+
+def test_check_env_passes_on_real_evaluations(evaluator: Evaluator) -> None:
+    env = gymnasium.make(ID, evaluator=evaluator, size="tiny", render_mode="ansi")
+    check_env(env.unwrapped)
+    env.close()
+    assert evaluator.evaluate(Submission("no", "allreduce")).status == "INVALID"
+
+
+def test_a_batch_of_real_evaluations_keeps_its_order(evaluator: Evaluator) -> None:
+    right = "import torch.distributed as dist\ndef solution(tensor):\n    tensor = tensor.clone()\n    dist.all_reduce(tensor)\n    return tensor\n"
+    wrong = "def solution(tensor):\n    return tensor.clone()\n"
+    env = gymnasium.make_vec(ID, 4, evaluator=evaluator, size="tiny")
+    env.reset(seed=0)
+    observation, rewards, terminated, _, info = env.step([right, wrong, "no", right])
+    assert [verdict["status"] for verdict in info["verdict"]] == ["CORRECT", "WRONG_RESULT", "INVALID", "CORRECT"]
+    assert rewards[0] == rewards[3] == 1.0
+    assert terminated.all()
+    assert "Correct on all 2 ranks" in observation["feedback"][3]
+    env.close()
