@@ -34,5 +34,5 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """
     for flag in flags:
         if not isinstance(flag, str) or not _ALLOWED.fullmatch(flag):
-            raise FlagError(f"compiler flag {flag!r} is not allowed; allowed are -O*, -f*math*, -m<instruction set>, -D, -std=, -W*")
+            raise FlagError(f"compiler flag {flag!r} is not allowed; allowed are -O*, -f*math*, -m<instructions>, -D, -std=, -W*")
     return tuple(flags)

@@ -27,7 +27,7 @@ class EvalConfig(BaseModel):
     call_deadline_s: PositiveFloat = Field(10.0, description="one call of `solution`, slowest rank")
     compile_deadline_s: PositiveFloat = Field(60.0, description="one compiler run of a plain C++ source")
     extension_deadline_s: PositiveFloat = Field(400.0, description="one compiler run that includes torch's headers")
-    rank_memory_bytes: PositiveInt = Field(6 << 30, description="address space of one rank")
+    rank_memory_bytes: PositiveInt = Field(4 << 30, description="address space of one rank, at most its share of 70 % of memory")
     symmetric_bytes: PositiveInt = Field(256 << 20, description="symmetric memory of one rank")
     disk_bytes: PositiveInt = Field(64 << 20, description="largest file a rank may write")
     output_chars: PositiveInt = Field(4000, description="characters kept of what a rank prints")

@@ -37,7 +37,8 @@ STOPS = {
 }
 """What each wall is there for."""
 
-_INSPECTION = '''
+_INSPECTION = """
+import errno
 import json
 import mmap
 import os
@@ -82,12 +83,12 @@ def attempt(action):
     try:
         return False, f"got {{action()}}"[:40]
     except BaseException as error:
-        return True, type(error).__name__ + (f" {{os.strerror(error.errno)}}" if getattr(error, "errno", None) else "")
+        return True, type(error).__name__ + (f" {{errno.errorcode[error.errno]}}" if getattr(error, "errno", None) else "")
 
 
 def solution(tensor):
     raise RuntimeError(json.dumps([(what, wall, *attempt(action)) for what, wall, action in TRIES]))
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def inspect_box(evaluator: Evaluator) -> tuple[Try, ...]:
         HarnessError: the inspection did not come back with a report.
     """
     machine = evaluator.machine()
-    with tempfile.TemporaryDirectory(prefix="other-", dir=machine.folder) as other, socket.create_server(("127.0.0.1", 0)) as server:
+    other_run = tempfile.TemporaryDirectory(prefix="other-", dir=machine.folder)
+    with other_run as other, socket.create_server(("127.0.0.1", 0)) as server:
         secret = Path(other) / "candidate.py"
         secret.write_text("something", encoding="utf-8")
         outside = Path(tempfile.gettempdir()) / f"pkb-doctor-{os.getpid()}"

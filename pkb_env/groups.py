@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import problems
+from pkb_env import hardware
 
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.config import EvalConfig
@@ -28,6 +29,8 @@ SLOTS = 4
 _SLACK_S = 30.0
 """How much longer than its own deadline a supervisor may take to answer before it counts as dead."""
 _START_S, _ORACLE_DEADLINE_S = 150.0, 60.0
+_MEMORY_SHARE = 0.7
+"""How much of the machine's memory the ranks of one box may take together."""
 Body = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -132,9 +135,10 @@ class Box:
             "world_size": task.world_size, "source": source, "native": native, "slots": SLOTS, "view": zygote.view,
             "walls": [name for name, why_not in zygote.walls.items() if not why_not and name not in config.keep_open],
             "in_capacity": slots.in_capacity, "out_capacity": slots.out_capacity,
+            "rank_memory_bytes": min(config.rank_memory_bytes, int(_MEMORY_SHARE * hardware.memory_bytes() / task.world_size)),
             "names": problems.load(task.problem).arguments, "scratch": str(scratch), "store": str(scratch / "store"),
             "read": [*zygote.read_paths, str(self.folder / "lib"), *([native] if native else [])], "write": [str(scratch)],
-            **config.model_dump(include={"symmetric_bytes", "rank_memory_bytes", "disk_bytes", "output_chars", "load_deadline_s"}),
+            **config.model_dump(include={"symmetric_bytes", "disk_bytes", "output_chars", "load_deadline_s"}),
         }, slots.fds)  # fmt: skip
 
     def await_ready(self) -> None:

@@ -41,3 +41,8 @@ def harness() -> str:
         return metadata.version("pkb-env")
     except metadata.PackageNotFoundError:
         return "source"
+
+
+def memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

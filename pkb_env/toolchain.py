@@ -1,7 +1,11 @@
-"""The recipe of C++: which compiler, which command line, which flags a candidate may give, and what is built beforehand.
+"""The recipe of C++: which compiler, which command line, and what is built beforehand.
 
 Two kinds of sources: `cpp` (plain C ABI, native/pkb.h included through a precompiled header, some tenths of a second) and
-`extension` (includes torch/extension.h as torch.utils.cpp_extension.load_inline does, about half a minute).
+`extension` (includes torch/extension.h as torch.utils.cpp_extension.load_inline does; about half a minute, less than ten
+seconds after `prepare_extensions`).
+
+A precompiled header is used only where every setting of code generation is the one it was built with: gcc takes it with
+other -O levels too, and then crashes now and then.
 
 Not here: running a candidate's build (the broker does, in a sandbox), caching its result, CUDA.
 """
@@ -15,52 +19,32 @@ import platform
 import re
 import shutil
 import subprocess
-import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pkb_env import torch_extension
 from pkb_env.compiler_flags import FlagError, check_flags
 from pkb_env.errors import HarnessError
+from pkb_env.torch_extension import bind_functions
 
-KINDS = ("cpp", "extension")
+__all__ = ["SOURCE_NAME", "FlagError", "NoCompiler", "Prepared", "Toolchain", "bind_functions", "check_flags"]
+
 SOURCE_NAME = "candidate.cpp"
 """Name of the file a source is written to, as logs show it."""
 
 _NATIVE = Path(__file__).parent / "box" / "native"
-_HEADER, _LIBRARY = "pkb.h", "libpkb_native.so"
-_CPP = ("-O3", "-march=native", "-std=c++20", "-fPIC")
-_EXTENSION = ("-O1", "-std=c++20", "-fPIC", "-w", "-DTORCH_API_INCLUDE_EXTENSION_H")
-_VARIANTS: Mapping[str, tuple[str, ...]] = {"plain": (), "fast-math": ("-ffast-math",)}
-"""A precompiled header serves only the settings it was built with; these two cover what candidates ask for."""
-_LOGS = ("-fdiagnostics-color=never", "-fmax-errors=20")
+_HEADER, _LIBRARY, _SMALL_HEADER = "pkb.h", "libpkb_native.so", "torch_extension.h"
+_BASE = ("-O3", "-march=native", "-std=c++20", "-fPIC")
+_FAST_MATH = "-ffast-math"
+_HARMLESS = ("-D", "-U", "-W", "-g0")
+"""Flags that leave a precompiled header valid; gcc itself refuses one whose names a macro would change."""
+
 
 class NoCompiler(HarnessError):
     """This machine has no C++ compiler, or it cannot build what every box needs."""
-
-
-def bind_functions(cpp_sources: Sequence[str], functions: Mapping[str, str] | None) -> str:
-    """One source from several, with a binding for every name in `functions` (name -> docstring), as load_inline makes it.
-
-    Raises:
-        FlagError: a name that is no C++ name.
-    """
-    text = "\n".join(cpp_sources)
-    if functions is None:
-        return text
-    strange = [name for name in functions if not re.fullmatch(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)*", name)]
-    if strange:
-        raise FlagError(f"functions {strange}: not the name of a C++ function")
-    lines = [f'  m.def("{n}", torch::wrap_pybind_function({n}), {_literal(doc)});' for n, doc in functions.items()]
-    return "\n".join([text, "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
-
-
-def _literal(text: str) -> str:
-    """A C++ string literal; octal escapes end after three digits, hexadecimal ones would not."""
-    plain = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode("utf-8", "replace"))
-    return '"' + "".join(plain) + '"'
 
 
 @dataclass(frozen=True)
@@ -92,44 +76,36 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        """Content key of what a build depends on besides its source: compiler, processor, our headers, our flags."""
-        parts = [self.version, _processor(), " ".join((*_CPP, *_EXTENSION))]
-        parts += [path.name + "\0" + path.read_text() for path in sorted(_NATIVE.iterdir()) if path.is_file()]
+        """Content key of what a build depends on besides its source: compiler, processor, our headers, our recipe."""
+        parts = [self.version, _processor(), Path(__file__).read_text(encoding="utf-8")]
+        parts += [path.name + "\0" + path.read_text(encoding="utf-8") for path in _native_files()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def prepare(self, cache_dir: Path) -> Prepared:
-        """Build the native library and the precompiled header, unless the cache has them; safe while others prepare.
+        """Build the native library and the precompiled headers, unless the cache has them; safe while others prepare.
 
         Raises:
             NoCompiler: the compiler fails on them; carries its log.
         """
         identity = self.identity
         folder = cache_dir / f"toolchain-{identity[:24]}"
-        if not folder.is_dir():
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            with _one_builder(cache_dir / f".{folder.name}.lock"):
-                if not folder.is_dir():
-                    self._build(folder)
+        with _built_once(folder) as aside:
+            if aside is not None:
+                for source in _native_files():
+                    shutil.copy(source, aside)
+                self.must([*_BASE, "-shared", "-o", _LIBRARY, "pkb_native.cpp"], aside)
+                self._precompile(aside)
         return Prepared(self, folder, identity)
 
-    def _build(self, folder: Path) -> None:
-        """Build aside and rename, so that the folder is there only when it is whole."""
-        aside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-        try:
-            for source in _NATIVE.iterdir():
-                if source.is_file():
-                    shutil.copy(source, aside)
-            self._must([*_CPP, "-O2", "-shared", "-o", _LIBRARY, "pkb_native.cpp"], aside)
-            if self.is_gcc:
-                (aside / f"{_HEADER}.gch").mkdir()
-                for name, flags in _VARIANTS.items():
-                    self._must([*_CPP, *flags, "-x", "c++-header", "-o", f"{_HEADER}.gch/{name}", _HEADER], aside)
-            aside.chmod(0o755)
-            aside.rename(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+    def _precompile(self, folder: Path) -> None:
+        """Two copies of the header, each with the precompiled form of one setting; clang has no use for them."""
+        for name, flags in (("plain", ()), ("fast-math", (_FAST_MATH,))) if self.is_gcc else ():
+            (folder / name).mkdir()
+            shutil.copy(folder / _HEADER, folder / name)
+            self.must([*_BASE, *flags, "-x", "c++-header", "-o", f"{name}/{_HEADER}.gch", f"{name}/{_HEADER}"], folder)
 
-    def _must(self, arguments: Sequence[str], folder: Path) -> None:
+    def must(self, arguments: Sequence[str], folder: Path) -> None:
+        """Run the compiler on our own sources.  Raises NoCompiler with its log."""
         done = _run([self.compiler, *arguments], folder)
         if done.returncode:
             raise NoCompiler(f"{self.version} cannot build the native library (exit {done.returncode}):\n{done.stderr[-4000:]}")
@@ -141,7 +117,7 @@ class Prepared:
 
     toolchain: Toolchain
     folder: Path
-    """Read by every build: headers, precompiled header, native library."""
+    """Read by every build: headers, precompiled headers, native library."""
     identity: str
 
     @property
@@ -155,11 +131,11 @@ class Prepared:
         Raises:
             FlagError: see `check_flags`.
         """
-        own = check_flags(flags)
-        header = str(self.folder / _HEADER)
-        return [
-            self.toolchain.compiler, *_CPP, *self._logs(), *own, "-shared", "-include", header, "-o", str(output), str(source),
-        ]  # fmt: skip
+        own = _without_defaults(check_flags(flags))
+        variant = {(): "plain", (_FAST_MATH,): "fast-math"}.get(_settings(own), "") if self.toolchain.is_gcc else ""
+        header = str(self.folder / variant / _HEADER)
+        rest = ["-shared", "-include", header, "-o", str(output), str(source)]
+        return [self.toolchain.compiler, *_BASE, *self._logs(), *own, *rest]
 
     def extension_command(self, source: Path, output: Path, name: str, flags: Sequence[str] = ()) -> list[str]:
         """The command line that builds a Python module over torch's C++ interface; also needs torch's and Python's headers.
@@ -167,58 +143,70 @@ class Prepared:
         Raises:
             FlagError: see `check_flags`; or the name is no module name.
         """
-        own = check_flags(flags)
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise FlagError(f"extension name {name!r} is not a plain module name")
+        own = _without_defaults(check_flags(flags))
+        small = not _settings(own) and not torch_extension.needs_everything(source.read_text(encoding="utf-8"))
+        headers = [self._small_torch] if small and self._small_torch.is_dir() else []
         return [
-            self.toolchain.compiler, *_EXTENSION, *self._logs(), *own, f"-DTORCH_EXTENSION_NAME={name}", *_torch_macros(),
-            *(f"-isystem{path}" for path in torch_includes()), "-shared", "-include", "torch/extension.h",
-            "-o", str(output), str(source), f"-L{_torch_folder() / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python",
+            self.toolchain.compiler, *_extension_flags(headers), *self._logs(), *own, f"-DTORCH_EXTENSION_NAME={name}", "-shared",
+            "-include", "torch/extension.h", "-o", str(output), str(source), f"-L{torch_extension.torch_folder() / 'lib'}",
+            *torch_extension.LIBRARIES,
         ]  # fmt: skip
+
+    def prepare_extensions(self) -> None:
+        """Precompile a small torch/extension.h: most of a minute and 0.6 GB once, a third of the time ever after.
+
+        Raises:
+            NoCompiler: the compiler fails on torch's headers; carries its log.
+        """
+        with _built_once(self._small_torch) as aside:
+            if aside is not None:
+                (aside / "torch").mkdir()
+                shutil.copy(self.folder / _SMALL_HEADER, aside / "torch" / "extension.h")
+                if self.toolchain.is_gcc:
+                    out = ["-x", "c++-header", "-o", "torch/extension.h.gch", "torch/extension.h"]
+                    self.toolchain.must([*_extension_flags([]), *out], aside)
+
+    @property
+    def _small_torch(self) -> Path:
+        return self.folder / f"torch-{torch_extension.torch_version()}"
 
     def key(self, kind: str, source: str, flags: Sequence[str]) -> str:
         """SHA-256, hexadecimal, of everything that decides what a build gives."""
-        parts = [self.identity, kind, _torch_version() if kind == "extension" else "", *flags, source]
+        parts = [self.identity, kind, torch_extension.torch_version() if kind == "extension" else "", *flags, source]
         return hashlib.sha256("\0".join(f"{len(p)} {p}" for p in parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def readable(self, log: str, source: Path, limit: int = 6000) -> str:
-        """A compiler's log without this machine's paths, cut in the middle of nothing but its end."""
-        for path in (source.parent, self.folder, _NATIVE, _torch_folder() / "include"):
+        """A compiler's log without this machine's paths, cut to `limit` characters."""
+        for path in (source.parent, self.folder / "plain", self.folder / "fast-math", self.folder, torch_extension.includes()[0]):
             log = log.replace(f"{path}/", "")
         return log if len(log) <= limit else log[:limit] + f"\n... {len(log) - limit} more characters"
 
     def _logs(self) -> tuple[str, ...]:
-        return _LOGS if self.toolchain.is_gcc else ("-fno-color-diagnostics", "-ferror-limit=20")
+        if self.toolchain.is_gcc:
+            return ("-fdiagnostics-color=never", "-fmax-errors=20")
+        return ("-fno-color-diagnostics", "-ferror-limit=20")
 
 
-def torch_includes() -> tuple[Path, ...]:
-    """Header folders of torch and Python that a box for extensions must be able to read."""
-    include = _torch_folder() / "include"
-    return (include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include")))
+def _without_defaults(flags: Sequence[str]) -> tuple[str, ...]:
+    """Flags that differ from what every build has; of several -O levels the last one counts."""
+    levels = [f for f in flags if f.startswith("-O")][-1:]
+    rest = (f for f in flags if not f.startswith("-O"))
+    return tuple(f for f in (*levels, *rest) if f not in _BASE)
 
 
-def _torch_folder() -> Path:
-    import torch  # noqa: PLC0415  plain sources need no torch
-
-    return Path(torch.__file__).parent
+def _settings(flags: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f for f in flags if not f.startswith(_HARMLESS))
 
 
-def _torch_version() -> str:
-    import torch  # noqa: PLC0415
+def _extension_flags(headers: Sequence[Path]) -> list[str]:
+    folders = (*headers, *torch_extension.includes())
+    return [*_BASE, "-w", *torch_extension.macros(), *(f"-isystem{folder}" for folder in folders)]
 
-    return str(torch.__version__)
 
-
-def _torch_macros() -> list[str]:
-    """What an extension must share with torch: the standard library's ABI and, for older versions, pybind11's marks."""
-    import torch  # noqa: PLC0415
-
-    found = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
-        value = getattr(torch._C, f"_PYBIND11_{name}", None)  # noqa: SLF001  torch offers them only there
-        if value is not None:
-            found.append(f'-DPYBIND11_{name}="{value}"')
-    return found
+def _native_files() -> list[Path]:
+    return sorted(path for path in _NATIVE.iterdir() if path.suffix in {".h", ".cpp"})
 
 
 def _processor() -> str:
@@ -236,7 +224,21 @@ def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.Compl
 
 
 @contextmanager
-def _one_builder(lock: Path) -> Iterator[None]:
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _built_once(folder: Path) -> Iterator[Path | None]:
+    """A folder to build in, renamed to `folder` when all went well; None when `folder` is there already."""
+    if folder.is_dir():
+        yield None
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            yield None
+            return
+        aside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+        try:
+            yield aside
+            aside.chmod(0o755)
+            aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)

@@ -15,7 +15,7 @@ from pkb_env.evaluator import Evaluator
 from pkb_env.registration import ID
 from pkb_env.submission import Submission
 
-CHECKED = '''
+CHECKED = """
 
 toy = solution
 
@@ -28,7 +28,17 @@ def solution(tensor):
     out = tensor.clone()
     dist.all_reduce(out)
     return out
-'''
+"""
+
+RIGHT = """\
+import torch.distributed as dist
+
+
+def solution(tensor):
+    out = tensor.clone()
+    dist.all_reduce(out)
+    return out
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +55,22 @@ def test_the_worked_example_computes_its_toy_operation(evaluator: Evaluator, bac
     assert verdict.correct, verdict.message
 
 
-def test_check_env_passes_on_real_evaluations(evaluator: Evaluator) -> None:
-    env = gymnasium.make(ID, evaluator=evaluator, size="tiny", render_mode="ansi")
+def test_check_env_passes_with_the_default_evaluator() -> None:
+    env = gymnasium.make(ID, size="tiny", config={"trials": 1, "pairs": 2}, render_mode="ansi")
     check_env(env.unwrapped)
+    env.reset(seed=0)
+    observation, reward, terminated, _, info = env.step(RIGHT)
+    assert (info["verdict"]["status"], terminated) == ("CORRECT", True)
+    assert float(reward) > 0
+    assert "One call takes" in observation["feedback"]
     env.close()
-    assert evaluator.evaluate(Submission("no", "allreduce")).status == "INVALID"
 
 
 def test_a_batch_of_real_evaluations_keeps_its_order(evaluator: Evaluator) -> None:
-    right = "import torch.distributed as dist\ndef solution(tensor):\n    tensor = tensor.clone()\n    dist.all_reduce(tensor)\n    return tensor\n"
     wrong = "def solution(tensor):\n    return tensor.clone()\n"
     env = gymnasium.make_vec(ID, 4, evaluator=evaluator, size="tiny")
     env.reset(seed=0)
-    observation, rewards, terminated, _, info = env.step([right, wrong, "no", right])
+    observation, rewards, terminated, _, info = env.step([RIGHT, wrong, "no", RIGHT])
     assert [verdict["status"] for verdict in info["verdict"]] == ["CORRECT", "WRONG_RESULT", "INVALID", "CORRECT"]
     assert rewards[0] == rewards[3] == 1.0
     assert terminated.all()

@@ -74,7 +74,7 @@ def test_python_rules(line: str, rule: str) -> None:
         SOLUTION,
         "import torch.distributed as dist\ndef solution(x):\n    out = x.clone()\n    dist.all_reduce(out)\n    return out\n",
         "import time\nimport math\nclass A:\n    pass\na = A()\na.time = 3\n" + SOLUTION,
-        "from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('')\nexcept OSError:\n    raise SystemExit from None\n" + SOLUTION,
+        "from pkb_box import compile_cpp\ntry:\n    lib = compile_cpp('')\nexcept OSError:\n    raise\n" + SOLUTION,
         "table = {}\ndef solution(x):\n    return table.setdefault(x.shape, x)\n",
         '"""This kernel uses no .incbin and no #include "/etc/passwd"."""\n' + SOLUTION,
         native('// .incbin, fork() and /proc /* #embed */\nextern "C" void f(float* x) { std::bind(x); x->kill(); }'),

@@ -1,51 +1,18 @@
-"""Symmetric memory, its signals and the examples over it, on real forked ranks.
-
-Not here: sandboxes.  A launcher process forks ranks as a zygote does; a rank may run the compiler itself.
-"""
+"""Symmetric memory and its signals on real forked ranks: what every `body_` does, each rank does."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
-import mmap
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
-import traceback
-import types
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from symm_ranks import ARENA_BYTES, MIB, Here, join, launcher, symm
 
-ROOT = Path(__file__).parents[1]
-MIB = 1 << 20
-
-
-# ---- inside a rank ------------------------------------------------------------------------------------------------
-
-
-class Here:
-    """What a body needs to know about its rank."""
-
-    def __init__(self, rank: int, world: int, records: mmap.mmap, folder: Path) -> None:
-        self.rank, self.world, self.records, self.folder = rank, world, records, folder
-        self.peers = [p for p in range(world) if p != rank]
-
-    def record(self, rank: int) -> bytes:
-        return self.records[64 * rank : 64 * rank + 64]
-
-
-def symm() -> Any:
-    return importlib.import_module("pkb_box.symm_mem")
+from pkb_env.box import symm_mem, wait_record
 
 
 def body_views(here: Here) -> None:
@@ -125,7 +92,7 @@ def body_timeout(here: Here) -> None:
     handle = symm().rendezvous(symm().empty(1))
     late = here.world - 1
     if here.rank != late:
-        with pytest.raises(TimeoutError, match=f"rank {late}, which did not come"):
+        with pytest.raises(TimeoutError, match=f"rank {late}, which never came"):
             handle.barrier(timeout_ms=100)
 
 
@@ -155,13 +122,13 @@ def body_wrong_order(here: Here) -> None:
         symm().rendezvous(a if here.rank == 0 else b)
     handle = symm().rendezvous(a)
     assert handle is symm().rendezvous(a.view(4, 4))
-    with pytest.raises(RuntimeError, match="not made by symm_mem.empty"):
+    with pytest.raises(RuntimeError, match=r"not made by symm_mem\.empty"):
         symm().rendezvous(torch.empty(3))
 
 
 def body_full(here: Here) -> None:
     """A full arena names what was asked for and what is left."""
-    with pytest.raises(MemoryError, match=rf"{64 * MIB} bytes asked for, \d+ of {32 * MIB} left on rank {here.rank}"):
+    with pytest.raises(MemoryError, match=rf"{64 * MIB} bytes asked for, \d+ of {ARENA_BYTES} left on rank {here.rank}"):
         symm().empty(64 * MIB, dtype=torch.uint8)
     symm().empty(16 * MIB, dtype=torch.uint8)
     with pytest.raises(MemoryError, match="reuse the buffer"):
@@ -199,250 +166,26 @@ def body_public_names(here: Here) -> None:
     space = public.get_symm_mem_workspace(group.group_name, 1000)
     assert space.buffer_size >= 1000
     assert public.get_symm_mem_workspace(group.group_name, 500) is space
-    assert handle is public._SymmetricMemory.rendezvous(tensor, group.group_name)
+    assert handle is public._SymmetricMemory.rendezvous(tensor, group.group_name)  # noqa: SLF001
     assert public.is_symm_mem_tensor(tensor)
 
 
-def join(here: Here) -> None:
-    store = dist.FileStore(str(here.folder / "store"), here.world)
-    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world, timeout=timedelta(seconds=60))
-
-
-def example(name: str) -> Callable[..., Any]:
-    """`solution` of an example, loaded as a box does."""
-    importlib.import_module("pkb_box.compile").connect(build)
-    module = types.ModuleType(name)
-    exec(compile((ROOT / "examples" / f"{name}.py").read_text(), f"{name}.py", "exec"), module.__dict__)
-    solution: Callable[..., Any] = module.solution
-    return solution
-
-
-def build(request: dict[str, Any]) -> dict[str, Any]:
-    """A broker without a sandbox."""
-    from pkb_env.toolchain import Prepared, Toolchain
-
-    prepared: Prepared = Toolchain.detect().prepare(Path(os.environ["TEST_CACHE"]))
-    with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder, "candidate.cpp"), Path(folder, "candidate.so")
-        source.write_text(request["source"])
-        done = subprocess.run(prepared.command(source, output, request["flags"]), capture_output=True, text=True, check=False)
-        if done.returncode:
-            return {"error": prepared.readable(done.stderr, source), "reason": "compiler"}
-        final = Path(os.environ["TEST_CACHE"], prepared.key("cpp", request["source"], request["flags"]) + f".{os.getpid()}.so")
-        shutil.move(output, final)
-    return {"path": str(final)}
-
-
-def values(here: Here, call: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * call + here.rank)).to(dtype)
-
-
-def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, tensor.contiguous())
-    return found
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
-    assert got.dtype == dtype
-    rough = dtype in (torch.bfloat16, torch.float16)
-    torch.testing.assert_close(got.double(), wanted.double(), rtol=2e-2 if rough else 1e-5, atol=5e-2 if rough else 1e-5)
-
-
-SHAPES = [(64, 128), (7, 3), (1, 1), (129, 257), (64, 128), (3, 5, 2)]
-DTYPES = [torch.float32, torch.bfloat16, torch.float64]
-
-
-def body_allreduce(here: Here, name: str) -> None:
-    join(here)
-    solution, kept = example(name), []
-    for call, (shape, dtype) in enumerate([(s, d) for d in DTYPES for s in SHAPES] + [(s, d) for s in SHAPES for d in DTYPES]):
-        x = values(here, call, *shape, dtype=dtype)
-        before = x.clone()
-        got = solution(x)
-        wanted = torch.stack(gathered(x)).double().sum(0)
-        close(got, wanted, dtype)
-        assert torch.equal(x, before)
-        kept.append((got, got.clone()))
-    assert all(torch.equal(a, b) for a, b in kept), "a later call changed the output of an earlier one"
-
-
-def body_allgather(here: Here, name: str) -> None:
-    join(here)
-    solution, kept = example(name), []
-    for call, shape in enumerate(SHAPES * 3):
-        x = values(here, call, *shape, dtype=DTYPES[call % 3])
-        got = solution(x)
-        assert torch.equal(got, torch.stack(gathered(x)))
-        kept.append((got, got.clone()))
-    assert all(torch.equal(a, b) for a, b in kept)
-
-
-def body_reducescatter(here: Here, name: str) -> None:
-    join(here)
-    solution, kept = example(name), []
-    for call, (rows, *rest) in enumerate(SHAPES * 3):
-        x = values(here, call, rows * here.world, *rest, dtype=DTYPES[call % 3])
-        got = solution(x)
-        close(got, torch.stack(gathered(x)).double().sum(0).chunk(here.world)[here.rank], x.dtype)
-        kept.append((got, got.clone()))
-    assert all(torch.equal(a, b) for a, b in kept)
-
-
-def body_gemm_allreduce(here: Here, name: str) -> None:
-    join(here)
-    solution, kept = example(name), []
-    for call, (m, k, n) in enumerate([(32, 16, 48), (5, 7, 3), (1, 64, 1), (65, 33, 31), (32, 16, 48)] * 2):
-        dtype = DTYPES[0] if call < 5 else DTYPES[call % 3]
-        a, b = (values(here, 2 * call + i, *s, dtype=dtype) / k**0.25 for i, s in enumerate([(m, k), (k, n)]))
-        got = solution(a, b)
-        close(got, torch.stack(gathered(a @ b)).double().sum(0), dtype)
-        kept.append((got, got.clone()))
-    assert all(torch.equal(a, b) for a, b in kept)
-
-
-def body_ring_attention(here: Here, name: str) -> None:
-    join(here)
-    solution = example(name)
-    for call, (b, s, h, d) in enumerate([(2, 8, 8, 16), (1, 1, 4, 8), (1, 33, 2, 64), (2, 8, 8, 16)]):
-        q, k, v = (values(here, 3 * call + i, b, s, h, d) for i in range(3))
-        keys, all_values = (torch.cat(gathered(t), 1).transpose(1, 2).double() for t in (k, v))
-        for causal, scale in ((False, None), (True, None), (True, 0.7)):
-            scores = q.transpose(1, 2).double() @ keys.transpose(-1, -2) * (scale or d**-0.5)
-            later = torch.arange(s * here.world)[None] > torch.arange(s)[:, None] + here.rank * s
-            weights = scores.masked_fill(later & causal, -torch.inf).softmax(-1)
-            close(solution(q, k, v, scale, causal), (weights @ all_values).transpose(1, 2))
-
-
-def body_vocab_parallel_cross_entropy_loss(here: Here, name: str) -> None:
-    join(here)
-    solution = example(name)
-    for call, (b, t, v) in enumerate([(2, 16, 32), (1, 1, 4), (3, 7, 65), (2, 16, 32)]):
-        logits = values(here, call, b, t, v) * 4 + here.rank
-        target = torch.randint(0, v * here.world, (b, t), generator=torch.Generator().manual_seed(call))
-        whole = torch.cat(gathered(logits), -1)
-        wanted = logits - whole.amax(-1, keepdim=True)
-        loss = torch.nn.functional.cross_entropy(whole.double().flatten(0, 1), target.flatten(), reduction="none")
-        close(solution(logits, target), loss.view(b, t))
-        close(logits, wanted)
-
-
-# ---- launcher: forks ranks, as a zygote does ------------------------------------------------------------------------
-
-
-def run_rank(body: str, arguments: list[str], here: Here, fds: list[int], native: str) -> int:
-    try:
-        torch.set_num_threads(1)
-        import ctypes
-
-        record = ctypes.addressof(ctypes.c_char.from_buffer(here.records)) + 64 * here.rank
-        symm().attach(fds, here.rank, here.world, native, record)
-        globals()[f"body_{body}"](here, *arguments)
-    except BaseException:  # noqa: BLE001
-        print(f"rank {here.rank}", traceback.format_exc(), file=sys.stderr, flush=True)
-        return 1
-    return 0
-
-
-def launch(order: dict[str, Any], native: str) -> list[int]:
-    world = order["world"]
-    fds, records = symm().create(world, 32 * MIB), mmap.mmap(-1, 64 * world)
-    pids = []
-    with tempfile.TemporaryDirectory() as folder:
-        for rank in range(world):
-            pid = os.fork()
-            if pid == 0:
-                os._exit(run_rank(order["body"], order["arguments"], Here(rank, world, records, Path(folder)), fds, native))
-            pids.append(pid)
-        codes = wait_all(pids, time.monotonic() + 120)
-    for fd in fds:
-        os.close(fd)
-    return codes
-
-
-def wait_all(pids: list[int], deadline: float) -> list[int]:
-    codes: dict[int, int] = {}
-    while len(codes) < len(pids):
-        for pid in pids:
-            if pid not in codes and (status := os.waitpid(pid, os.WNOHANG))[0]:
-                codes[pid] = os.waitstatus_to_exitcode(status[1])
-        failed = any(codes.values())
-        if time.monotonic() > deadline or failed:
-            time.sleep(0.3 if failed else 0)
-            for pid in (p for p in pids if p not in codes):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-        time.sleep(0.002)
-    return [codes[p] for p in pids]
-
-
-def serve(native: str) -> None:
-    symm()
-    for line in sys.stdin:
-        print(json.dumps(launch(json.loads(line), native)), flush=True)
-
-
-# ---- tests ------------------------------------------------------------------------------------------------------------
+BODIES = ("views", "tokens", "barriers", "raw_token", "timeout", "record", "wrong_order", "full", "subgroups", "public_names")
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    from pkb_env.toolchain import Toolchain
-
-    folder = tmp_path_factory.mktemp("symmetric")
-    native = Toolchain.detect().prepare(folder / "cache").native_library
-    shutil.copytree(ROOT / "pkb_env" / "box", folder / "site" / "pkb_box")
-    errors = (folder / "errors").open("w+")
-    environment = os.environ | {
-        "PYTHONPATH": f"{folder / 'site'}:{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", "TEST_CACHE": str(folder / "cache"),
-    }  # fmt: skip
-    command = [sys.executable, "-c", f"import test_symm_mem; test_symm_mem.serve({str(native)!r})"]
-    with subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, stderr=errors, text=True) as process:
-        assert process.stdin
-        assert process.stdout
-
-        def run(body: str, world: int, *arguments: str) -> None:
-            assert process.stdin
-            assert process.stdout
-            errors.seek(0)
-            errors.truncate()
-            process.stdin.write(json.dumps({"body": body, "world": world, "arguments": arguments}) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-            text = (folder / "errors").read_text()
-            assert answer, text
-            assert json.loads(answer) == [0] * world, text
-
-        yield run
-        process.stdin.close()
-    errors.close()
-
-
-BODIES = ("views", "tokens", "barriers", "raw_token", "timeout", "record", "wrong_order", "full", "subgroups", "public_names")
-EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem.startswith(("cpp_", "torch_")))
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
+    with launcher(tmp_path_factory.mktemp("ranks"), __name__) as start:
+        yield start
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("body", BODIES)
-def test_symmetric_memory(launcher: Callable[..., None], body: str, world: int) -> None:
-    launcher(body, world)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_example(launcher: Callable[..., None], name: str, world: int) -> None:
-    launcher(name.partition("_")[2], world, name)
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_odd_worlds(launcher: Callable[..., None], world: int) -> None:
-    launcher("allreduce", world, "cpp_allreduce")
-    launcher("reducescatter", world, "cpp_reducescatter")
+def test_symmetric_memory(run: Callable[..., None], body: str, world: int) -> None:
+    run(body, world)
 
 
 def test_memory_files_cannot_change_size() -> None:
-    from pkb_env.box import symm_mem
-
     (fd,) = symm_mem.create(1, 5000)
     try:
         assert os.fstat(fd).st_size == 8192
@@ -454,8 +197,6 @@ def test_memory_files_cannot_change_size() -> None:
 
 
 def test_without_memory_the_answer_is_clear() -> None:
-    from pkb_env.box import symm_mem
-
     with pytest.raises(RuntimeError, match="has no symmetric memory"):
         symm_mem.empty(3)
     with pytest.raises(ValueError, match="rank 0 of 2 came with 1 descriptors"):
@@ -463,7 +204,5 @@ def test_without_memory_the_answer_is_clear() -> None:
 
 
 def test_an_unreadable_record_is_no_wait() -> None:
-    from pkb_env.box import wait_record
-
     assert wait_record.read(bytes(64)) is None
     assert wait_record.read(b"\xff" * 64) is None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pkb_env.box import compile as box_compile
 from pkb_env.compiler_flags import FlagError, check_flags
@@ -94,34 +93,39 @@ def test_builds_and_runs(prepared: Prepared, folder: Path) -> None:
     assert ctypes.CDLL(str(folder / "out.so")).add(2, 3) == 5
 
 
-@pytest.mark.parametrize("flags", [[], ["-O2"], ["-ffast-math"], ["-funroll-loops", "-ffast-math"]])
-def test_the_precompiled_header_is_used(prepared: Prepared, folder: Path, flags: list[str]) -> None:
+@pytest.mark.parametrize(("flags", "used"), [
+    ([], True), (["-O2", "-O3", "-march=native", "-Wall", "-DN_=3"], True), (["-ffast-math"], True),
+    (["-O2"], False), (["-funroll-loops"], False), (["-O2", "-ffast-math"], False),
+])  # fmt: skip
+def test_the_precompiled_header_serves_its_own_settings_only(
+    prepared: Prepared, folder: Path, flags: list[str], used: bool
+) -> None:
     if not prepared.toolchain.is_gcc:
         pytest.skip("precompiled headers are built with gcc only")
     (folder / "candidate.cpp").write_text(ADD)
-    command = [*prepared.command(folder / "candidate.cpp", folder / "out.so", flags), "-Winvalid-pch", "-Werror", "-H"]
+    command = [*prepared.command(folder / "candidate.cpp", folder / "out.so", flags), "-H"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.match(r"! .*pkb\.h\.gch", done.stderr), done.stderr[:300]
+    assert done.stderr.startswith("! ") == used, done.stderr[:300]
 
 
 def test_an_error_names_the_candidates_line_and_no_machine_path(prepared: Prepared, folder: Path) -> None:
     done = build(prepared, folder, "int a;\nint b\nint c;\npkb::Nothing d;\n", [])
     assert done.returncode != 0
     log = prepared.readable(done.stderr, folder / "candidate.cpp")
-    assert "candidate.cpp:2:6: error: expected initializer before" in log.replace("candidate.cpp:3:1", "candidate.cpp:2:6")
-    assert "candidate.cpp:4:6: error: 'Nothing' in namespace 'pkb'" in log.replace("\u2018", "'").replace("\u2019", "'")
+    assert re.search(r"^candidate\.cpp:[23]:\d+: error: expected", log, re.MULTILINE), log
+    assert re.search(r"^candidate\.cpp:4:\d+: error: .*Nothing", log, re.MULTILINE), log
     assert str(folder) not in log
     assert str(prepared.folder) not in log
     assert prepared.readable("x" * 7000, folder / "candidate.cpp").endswith("1000 more characters")
 
 
-GOOD = ["-O0", "-O3", "-Ofast", "-ffast-math", "-fno-math-errno", "-funroll-loops", "-mavx2", "-mno-fma", "-march=native",
-        "-march=x86-64-v3", "-mavx512vl", "-DN=4", "-D_FOO", "-std=c++20", "-Wall", "-Wno-unused", "-Wextra", "-ffp-contract=fast"]  # fmt: skip
-BAD = ["-include", "-I/etc", "-L.", "-lfoo", "@file", "-x", "-B/tmp", "-specs=a", "-wrapper", "-wrapper,sh", "-fplugin=a.so", "-o",
-       "-Wl,-rpath,/x", "-Wp,-MD,x", "-Wa,x", "x.cpp", "/etc/passwd", "-DX=\"/etc\"", "-DX=a b", "-D", "-isystem", "--sysroot=/",
-       "-O3 -lfoo", "-O3\n", "", "-fdump-tree-all", "-save-temps", "-MD", "-E", "-S", "-dumpdir", "-fprofile-use=x", "-flto", "-fopenmp",
-       "-march=/x", "-Xlinker", "-T", "-static", "-nostdlib", "-fuse-ld=x", "-std=c++98/..", "-Wframe@x", "-idirafter"]  # fmt: skip
+GOOD = """-O0 -O3 -Ofast -ffast-math -fno-math-errno -funroll-loops -mavx2 -mno-fma -march=native -march=x86-64-v3 -mavx512vl
+-DN=4 -D_FOO -std=c++20 -Wall -Wno-unused -Wextra -ffp-contract=fast""".split()  # noqa: SIM905  forty quoted words are harder to read
+BAD = """-include -I/etc -L. -lfoo @file -x -B/tmp -specs=a -wrapper -wrapper,sh -fplugin=a.so -o -Wl,-rpath,/x -Wp,-MD,x -Wa,x
+x.cpp /etc/passwd -DX="/etc" -D -isystem --sysroot=/ -fdump-tree-all -save-temps -MD -E -S -dumpdir -fprofile-use=x -flto
+-fopenmp -march=/x -Xlinker -T -static -nostdlib -fuse-ld=x -std=c++98/.. -Wframe@x -idirafter""".split()  # noqa: SIM905
+BAD += ["-O3 -lfoo", "-O3\n", "", "-DX=a b"]
 
 
 @pytest.mark.parametrize("flag", GOOD)
@@ -170,7 +174,7 @@ def test_bindings() -> None:
 
 
 @pytest.fixture
-def asked(prepared: Prepared, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def asked(prepared: Prepared, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The requests that a broker without a sandbox got."""
     requests: list[dict[str, Any]] = []
 
@@ -183,7 +187,7 @@ def asked(prepared: Prepared, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(box_compile, "_built", {})
     monkeypatch.setattr(box_compile, "_request", answer)
-    yield requests
+    return requests
 
 
 def test_compile_cpp_asks_once(asked: list[dict[str, Any]]) -> None:
@@ -241,8 +245,6 @@ def test_public_names_go_through_the_broker(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_extension_is_what_load_inline_builds(prepared: Prepared, folder: Path) -> None:
-    import torch
-
     source = bind_functions(["torch::Tensor twice(torch::Tensor x) { return x * 2; }"], {"twice": "doubles"})
     (folder / "candidate.cpp").write_text(source)
     for fast in (False, True):
@@ -251,7 +253,6 @@ def test_extension_is_what_load_inline_builds(prepared: Prepared, folder: Path) 
         command = prepared.extension_command(folder / "candidate.cpp", folder / "twice.so", "twice", ["-O2"])
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        module: Any = box_compile._import("twice", str(shutil.move(folder / "twice.so", folder / f"{fast}.so")))
+        module: Any = box_compile.import_extension("twice", str(shutil.move(folder / "twice.so", folder / f"{fast}.so")))
         assert torch.equal(module.twice(torch.ones(3)), torch.full((3,), 2.0))
-        assert module.twice.__doc__ and "doubles" in module.twice.__doc__
-    assert importlib.import_module("torch")
+        assert "doubles" in str(module.twice.__doc__)

@@ -1,124 +1,137 @@
 """torch.distributed as a rank sees it on gloo: its gaps are filled, and each call is noted on the rank's page.
 
-Filled, for reference and candidate alike: `all_gather_into_tensor` into a stacked output; fp8 payloads of pure data
-movement (sent as bytes); `all_gather` of unequal shapes; `all_reduce` of a tensor that is not contiguous (silently half
-reduced by gloo); `reduce`, which clobbers the buffers of other ranks.
-Not here: semantics that NCCL does not have either.
+A call is noted under the name that the candidate used: what happens inside it, and the waiting inside it, keeps that name.
+Waiting for the work of an asynchronous collective reads `wait for NAME` with the number of that collective.
+Not here: what the gaps are (`gaps`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.utils.weak import WeakIdKeyDictionary
 
+from . import gaps
 from .control import Page
 
 NOTED = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
     "reduce_scatter_single", "broadcast", "reduce", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier",
-    "send", "recv", "batch_isend_irecv", "all_gather_object", "broadcast_object_list", "gather_object",
-    "scatter_object_list", "monitored_barrier", "new_group",
+    "send", "recv", "isend", "irecv", "batch_isend_irecv", "all_gather_object", "broadcast_object_list", "gather_object",
+    "scatter_object_list", "send_object_list", "recv_object_list", "monitored_barrier", "new_group", "all_reduce_coalesced",
+    "all_gather_coalesced",
 )  # fmt: skip
-_FP8 = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name))
+NOTED_FUNCTIONAL = (
+    "all_reduce", "all_gather_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single", "broadcast",
+    "all_to_all_single", "permute_tensor", "all_reduce_coalesced", "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)  # fmt: skip
+_RENAMED = {
+    "all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single",
+    "all_gather_tensor": "all_gather_single",
+}  # fmt: skip
+"""Where the new name exists the old one only adds a warning, which nobody here asked for."""
+_GAPS: dict[str, Callable[..., Any]] = {
+    "all_reduce": gaps.all_reduce, "broadcast": gaps.broadcast, "reduce": gaps.reduce, "all_gather": gaps.all_gather,
+    "all_gather_single": gaps.all_gather_single, "all_gather_into_tensor": gaps.all_gather_single, "gather": gaps.gather,
+    "scatter": gaps.scatter, "reduce_scatter": gaps.reduce_scatter, "reduce_scatter_single": gaps.reduce_scatter_single,
+    "reduce_scatter_tensor": gaps.reduce_scatter_single, "all_to_all": gaps.all_to_all,
+    "all_to_all_single": gaps.all_to_all_single,
+}  # fmt: skip
+_MOVES_BYTES = ("all_gather_tensor", "all_gather_single", "broadcast", "all_to_all_single", "permute_tensor")
+"""Functional collectives that only move data, so that fp8 can travel as bytes."""
 
 
 def install(page: Page) -> None:
     """Patch torch.distributed in this process; call once, after the group exists."""
-    gaps = {
-        "all_reduce": _all_reduce, "reduce": _reduce, "all_gather": _all_gather, "all_gather_into_tensor": _gather_into,
-        "all_gather_single": _gather_into, "broadcast": _first_as_bytes, "all_to_all_single": _two_as_bytes,
-    }  # fmt: skip
-    for name in NOTED:
-        function = getattr(dist, name, None)
-        if function is None:
-            continue
-        filled = functools.partial(gaps[name], function) if name in gaps else function
-        noted = _note(page, name, filled, function)
-        setattr(dist, name, noted)
-        if hasattr(dist.distributed_c10d, name):
-            setattr(dist.distributed_c10d, name, noted)
-    _note_waiting(page)
+    notes = Notes(page)
+    modules = (dist, dist.distributed_c10d)
+    _patch(notes, modules, NOTED, lambda name, original: functools.partial(_GAPS[name], original) if name in _GAPS else original)
+    _patch(notes, (functional,), NOTED_FUNCTIONAL,
+           lambda name, original: functools.partial(_moved_as_bytes, original) if name in _MOVES_BYTES else original)  # fmt: skip
+    notes.note_waiting()
 
 
-def _note(page: Page, name: str, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        page.begin(name)
-        result = filled(*args, **kwargs)
-        page.end()
-        return result
-
-    return noted
+def _patch(notes: Notes, modules: tuple[ModuleType, ...], names: tuple[str, ...], fill: Callable[[str, Any], Any]) -> None:
+    present = {name: getattr(modules[0], name) for name in names if hasattr(modules[0], name)}
+    for name, function in present.items():
+        noted = notes.noted(name, fill(name, present.get(_RENAMED.get(name, name), function)), function)
+        for module in modules:
+            if hasattr(module, name):
+                setattr(module, name, noted)
 
 
-def _note_waiting(page: Page) -> None:
-    """`work.wait()` is where an asynchronous collective hangs."""
-    work = dist.Work
-    original = work.wait
-
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        page.begin("wait")
-        result = original(self, *args, **kwargs)
-        page.end()
-        return result
-
-    work.wait = wait  # type: ignore[method-assign]
+def _moved_as_bytes(original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    sent = gaps.as_bytes(tensor)
+    received = original(sent, *args, **kwargs)
+    return received if sent is tensor else received.view(tensor.dtype)
 
 
-def _is_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(kwargs.get("async_op")) or (bool(args) and args[-1] is True)
+class Notes:
+    """Keeps the page of this rank: which collective it is in, and which one it waits for."""
 
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._names = WeakIdKeyDictionary()
+        """(number, name) of the collective that made a work, or the tensor of a functional one."""
+        self._thread = threading.local()
 
-def _all_reduce(original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if tensor.is_contiguous() or _is_async(args, kwargs):
-        return original(tensor, *args, **kwargs)
-    dense = tensor.contiguous()
-    original(dense, *args, **kwargs)
-    tensor.copy_(dense)
-    return None
+    def noted(self, name: str, function: Callable[..., Any], model: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, noted as `name` unless it is called inside another noted one; looks like `model`."""
 
+        @functools.wraps(model)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._busy:
+                return function(*args, **kwargs)
+            number = self._page.begin(name)
+            with self._inside():
+                result = function(*args, **kwargs)
+            self._remember(result, (number, name))
+            return result
 
-def _reduce(original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if _is_async(args, kwargs):
-        return original(tensor, *args, **kwargs)
-    before = tensor.clone()
-    original(tensor, *args, **kwargs)
-    group = kwargs.get("group", args[2] if len(args) > 2 else None)
-    target = kwargs.get("dst", args[0] if args else None)
-    target = dist.get_global_rank(group or dist.group.WORLD, kwargs["group_dst"]) if target is None else target
-    if dist.get_rank() != target:
-        tensor.copy_(before)
-    return None
+        return call
 
+    def note_waiting(self) -> None:
+        """`work.wait()` and the first use of a functional result are where an asynchronous collective hangs."""
+        for kind in (dist.Work, gaps.Joined):
+            kind.wait = self._waiting(kind.wait)  # type: ignore[method-assign]
+        functional.wait_tensor = self._waiting(functional.wait_tensor)
 
-def _gather_into(original: Callable[..., Any], output: torch.Tensor, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if output.is_contiguous() and tensor.is_contiguous() and output.numel() == 0:
-        return original(output, tensor, *args, **kwargs)
-    return original(_as_bytes(output.view(-1)), _as_bytes(tensor.contiguous().view(-1)), *args, **kwargs)
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(what: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._busy:
+                return original(what, *args, **kwargs)
+            self._page.await_(*self._names.get(what, (0, "a collective")))
+            with self._inside():
+                return original(what, *args, **kwargs)
 
+        return wait
 
-def _all_gather(original: Callable[..., Any], outputs: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if all(o.shape == tensor.shape for o in outputs):
-        return original([_as_bytes(o) for o in outputs], _as_bytes(tensor), *args, **kwargs)
-    group = kwargs.get("group", args[0] if args else None) or dist.group.WORLD
-    me = dist.get_rank(group)
-    outputs[me].copy_(tensor)
-    for source, output in enumerate(outputs):
-        dist.broadcast(output, dist.get_global_rank(group, source), group=group)
-    return None
+    @property
+    def _busy(self) -> bool:
+        return getattr(self._thread, "busy", False)
 
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._thread.busy = True
+        try:
+            yield
+        finally:
+            self._thread.busy = False
+            self._page.end()
 
-def _first_as_bytes(original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return original(_as_bytes(tensor), *args, **kwargs)
-
-
-def _two_as_bytes(original: Callable[..., Any], output: torch.Tensor, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return original(_as_bytes(output), _as_bytes(tensor), *args, **kwargs)
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.uint8) if tensor.dtype in _FP8 else tensor
+    def _remember(self, result: Any, note: tuple[int, str]) -> None:
+        for part in result if isinstance(result, list) else [result]:
+            if isinstance(part, dist.Work):
+                self._names[part] = note
+            elif isinstance(part, torch.Tensor):
+                self._names[getattr(part, "elem", part)] = note

@@ -71,7 +71,7 @@ def _build(body: dict[str, Any], key: tuple[Any, ...]) -> str:
     return _built[key]
 
 
-def load_inline(  # noqa: PLR0913  torch's signature
+def load_inline(
     name: str,
     cpp_sources: str | Sequence[str] = "",
     cuda_sources: str | Sequence[str] | None = None,
@@ -82,7 +82,7 @@ def load_inline(  # noqa: PLR0913  torch's signature
     extra_sycl_cflags: Sequence[str] | None = None,  # noqa: ARG001
     extra_ldflags: Sequence[str] | None = None,
     extra_include_paths: Sequence[str] | None = None,
-    is_python_module: bool = True,  # noqa: FBT001, FBT002
+    is_python_module: bool = True,
     **_building: Any,
 ) -> Any:
     """What torch's function of this name does, through the broker.  Where and how to build is not for the caller to say.
@@ -97,7 +97,7 @@ def load_inline(  # noqa: PLR0913  torch's signature
     flags = list(extra_cflags or ())
     body = {"kind": "extension", "name": name, "cpp_sources": sources, "functions": documented, "flags": flags}
     path = _build(body, ("extension", name, *sources, *(documented or {}).items(), *flags))
-    return _import(name, path) if is_python_module else _load_operators(path)
+    return import_extension(name, path) if is_python_module else _load_operators(path)
 
 
 def _refuse_devices(cuda_sources: Any, sycl_sources: Any) -> None:
@@ -124,7 +124,8 @@ def _documented(functions: str | Sequence[str] | Mapping[str, str] | None) -> di
     return dict(functions) if isinstance(functions, Mapping) else {f: f for f in functions}
 
 
-def _import(name: str, path: str) -> ModuleType:
+def import_extension(name: str, path: str) -> ModuleType:
+    """Load a built Python module."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise CompileError(f"the broker's answer {path!r} is no extension module", "broker")
@@ -136,13 +137,13 @@ def _import(name: str, path: str) -> ModuleType:
 def _load_operators(path: str) -> str:
     import torch  # noqa: PLC0415
 
-    torch.ops.load_library(path)
+    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     return path
 
 
 def load(*_arguments: Any, **_settings: Any) -> Any:
     """Refuse: `load` builds files, and a box has none.  Raises CompileError."""
-    raise CompileError("load() builds files, and a box has none: pass the source itself to load_inline or compile_cpp", "unsupported")
+    raise CompileError("load() builds files, a box has none: pass the source itself to load_inline or compile_cpp", "unsupported")
 
 
 def _redirect(module: ModuleType) -> None:

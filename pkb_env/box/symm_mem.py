@@ -75,7 +75,8 @@ def _members(group: Any) -> tuple[int, ...]:
     if group is None:
         return tuple(range(_attached().world_size))
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # noqa: SLF001  torch has no public lookup by name
+        resolve = dist.distributed_c10d._resolve_process_group  # type: ignore[attr-defined]  # noqa: SLF001  no public lookup
+        group = resolve(group)  # type: ignore[arg-type]
     return tuple(dist.get_process_group_ranks(group))
 
 
@@ -171,7 +172,7 @@ class SymmetricMemory:
     def _came(self, operation: str, channel: int, timeout_ms: int, missing: int) -> None:
         if missing >= 0:
             raise TimeoutError(
-                f"rank {self.rank}: {operation} on channel {channel} waited {timeout_ms} ms for rank {missing}, which did not come"
+                f"rank {self.rank}: {operation} on channel {channel} waited {timeout_ms} ms for rank {missing}, which never came"
             )
 
 

@@ -65,7 +65,7 @@ def _summed(tensor: torch.Tensor, operation: str, group: str) -> torch.Tensor:
     handle = symm_mem.rendezvous(tensor, group)
     handle.barrier()
     wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
-    views = [handle.get_buffer(p, tensor.shape, tensor.dtype, tensor.storage_offset()) for p in range(handle.world_size)]
+    views = [handle.get_buffer(p, tensor.shape, tensor.dtype, int(tensor.storage_offset())) for p in range(handle.world_size)]
     total = views[0].to(wide, copy=True)
     for view in views[1:]:
         total += view
@@ -85,7 +85,7 @@ def _gathered_into(tensor: torch.Tensor, group: str, out: torch.Tensor) -> torch
     """Writes `tensor` of this rank into every rank's symmetric `out`, ranks in order."""
     handle = symm_mem.rendezvous(out, group)
     handle.barrier()
-    at = out.storage_offset() + handle.rank * tensor.numel()
+    at = int(out.storage_offset()) + handle.rank * tensor.numel()
     for peer in range(handle.world_size):
         handle.get_buffer(peer, tensor.shape, tensor.dtype, at).copy_(tensor)
     handle.barrier()
@@ -127,8 +127,8 @@ def install() -> None:
 
     for name, function in _FUNCTIONS.items():
         setattr(public, name, function)
-    sys.modules["torch._C._distributed_c10d"]._SymmetricMemory = _Static  # type: ignore[attr-defined]
-    _library = torch.library.Library("symm_mem", "IMPL", "CPU")
+    sys.modules["torch._C._distributed_c10d"]._SymmetricMemory = _Static  # type: ignore[attr-defined]  # noqa: SLF001
+    _library = torch.library.Library("symm_mem", "IMPL", "CPU")  # type: ignore[no-untyped-call]
     for name, kernel in _OPERATORS.items():
         if hasattr(torch.ops.symm_mem, name):
-            _library.impl(name, kernel)
+            _library.impl(name, kernel)  # type: ignore[no-untyped-call]

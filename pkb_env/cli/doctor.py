@@ -37,9 +37,7 @@ def doctor(
 
 
 def _print(health: Health) -> None:
-    from rich.console import Console
-
-    console = Console()
+    console = session.page()
     for name, value in health.facts.items():
         console.print(f"{name:<12} {value}", highlight=False, markup=False)
     console.print()
@@ -48,6 +46,7 @@ def _print(health: Health) -> None:
 
 
 def _print_walls(console: Console, health: Health) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     for wall in health.walls:
@@ -57,7 +56,8 @@ def _print_walls(console: Console, health: Health) -> None:
     if health.tries:
         table = Table("tried from inside a box", "by", "came of it", box=None, pad_edge=False, header_style="bold")
         for each in health.tries:
-            table.add_row(each.what, each.wall, f"[{'green' if each.refused else 'red'}]{'refused' if each.refused else 'POSSIBLE'}[/]: {each.answer}")
+            word = "[green]refused[/]" if each.refused else "[red]POSSIBLE[/]"
+            table.add_row(each.what, each.wall, f"{word}: {escape(each.answer)}")
         console.print()
         console.print(table)
         console.print()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rewards.verdict import Verdict
 
 
-def evaluate(  # noqa: D417  every option says in its help what it is
+def evaluate(
     problem: Annotated[str, typer.Argument(help="slug, number or unique prefix")],
-    file: Annotated[str, typer.Argument(help="a Python file (or prose with a code block) that defines `solution`; - reads standard input")],
+    file: Annotated[str, typer.Argument(help="a file that defines `solution`; - reads standard input")],
     *,
     backend: Annotated[str, typer.Option("--backend", "-b", help="what the candidate is written in: torch, cpp")] = "torch",
     world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")] = 2,
@@ -33,8 +33,8 @@ def evaluate(  # noqa: D417  every option says in its help what it is
     store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
     pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; 0 measures no time")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
-    time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds spent on timed pairs")] = None,
-    require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; may be repeated")] = None,
+    time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")] = None,
+    require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
 ) -> None:
     """Evaluate a candidate: verdict, ranks, times, speed-up with its interval, reward."""
@@ -88,15 +88,13 @@ def _row(store: Store, verdict: Verdict) -> int | None:
 
 
 def _print(verdict: Verdict, reward: Reward, stored_id: int | None, *, as_json: bool) -> None:
-    from rich.console import Console
-
     from pkb_env.cli import report
 
     score = reward(verdict)
     if as_json:
         typer.echo(json.dumps(report.as_json(verdict, score, reward.name, stored_id)))
         return
-    console = Console()
+    console = session.page()
     report.show_verdict(console, verdict)
     report.show_score(console, score, reward.name)
     if stored_id is not None:

@@ -17,7 +17,6 @@ def list_problems(
 ) -> None:
     """List the problems with family, parallelism, collectives and split."""
     with session.guarded():
-        from rich.console import Console
         from rich.table import Table
 
         from pkb_env.problem_set import problem_set
@@ -27,7 +26,7 @@ def list_problems(
             fields = ("number", "slug", "version", "title", "family", "parallelism", "collectives", "origin", "split")
             typer.echo(json.dumps([{name: getattr(problem, name) for name in fields} for problem in found]))
             return
-        table = Table("#", "problem", "family", "parallelism", "collectives", "split", box=None, pad_edge=False, header_style="bold")
+        table = Table("#", "problem", "family", "parallelism", "collectives", "split", box=None, pad_edge=False)
         for p in found:
             table.add_row(str(p.number), p.slug, p.family, p.parallelism, ", ".join(p.collectives), p.split)
-        Console().print(table)
+        session.page().print(table)

@@ -19,8 +19,6 @@ def replay(
 ) -> None:
     """Run a stored candidate again on the same secret inputs; exit code 0 when the status is the same, else 1."""
     with session.guarded():
-        from rich.console import Console
-
         from pkb_env.cli import report
         from pkb_env.evaluator import Evaluator
 
@@ -32,7 +30,7 @@ def replay(
             verdicts = {"stored": json.loads(old.to_json()), "replayed": json.loads(new.to_json())}
             typer.echo(json.dumps({"same_status": same, **verdicts}))
         else:
-            console = Console()
+            console = session.page()
             for label, verdict in (("stored", old), ("replayed", new)):
                 console.rule(label, align="left")
                 report.show_verdict(console, verdict)

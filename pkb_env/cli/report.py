@@ -31,8 +31,9 @@ def as_json(verdict: Verdict, score: Score, reward: str, stored_id: int | None =
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
     """Status, message, ranks, times, speed-up with its interval, findings, walls and stages."""
-    console.print(f"[{_COLOURS.get(verdict.status, 'bold red')}]{verdict.status}[/]  {escape(_headline(verdict))}")
-    console.print(escape(verdict.message), highlight=False)
+    colour = _COLOURS.get(verdict.status, "bold red")
+    console.print(f"[{colour}]{verdict.status}[/]  {escape(_headline(verdict))}", highlight=False)
+    console.print(escape(verdict.message), highlight=False, soft_wrap=True)
     if verdict.ranks:
         console.print(_ranks(verdict.ranks))
     _show_times(console, verdict)
@@ -83,7 +84,8 @@ def _show_times(console: Console, verdict: Verdict) -> None:
         return
     proof = "proven" if verdict.faster else "not proven"
     interval = f"[{verdict.speedup_low:.2f}, {verdict.speedup_high:.2f}]"
-    console.print(f"[bold]speed-up {verdict.speedup:.2f}x[/bold] {escape(interval)} (95 %), faster than the reference: {proof}", highlight=False)
+    speed = f"[bold]speed-up {verdict.speedup:.2f}x[/bold] {escape(interval)} (95 %), faster than the reference: {proof}"
+    console.print(speed, highlight=False)
     times = [f"candidate {verdict.time_ms:.4g} ms", *(f"{name} {ms:.4g} ms" for name, ms in verdict.baselines.items())]
     times += [f"first call {verdict.first_call_ms:.4g} ms"] if verdict.first_call_ms is not None else []
     times += [f"skew {verdict.skew:.0%}"] if verdict.skew is not None else []

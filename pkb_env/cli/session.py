@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pkb_env.store import Store
     from rewards.verdict import Verdict
 
 CORRECT, NOT_CORRECT, FAILED, INTERRUPTED = 0, 1, 2, 130
+_PIPE_COLUMNS = 160
 _REFRESHES_PER_S = 2
 """A livelier spinner would take time from the kernels that are being timed."""
 
@@ -54,6 +57,13 @@ def progress(text: str, *, quiet: bool = False) -> Iterator[None]:
     console = Console(stderr=True, quiet=quiet)
     with console.status(text, refresh_per_second=_REFRESHES_PER_S):
         yield
+
+
+def page() -> Console:
+    """Standard output; wide when it is no terminal, so that tables keep their words."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 
 
 def exit_code(verdict: Verdict) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,8 +48,6 @@ def show(
 
 
 def _statement(problem: Problem) -> str:
-    import sys
-
     head = (sys.modules[problem.reference.__module__].__doc__ or problem.title).strip()
     facts = {
         "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
@@ -75,6 +74,4 @@ def _sizes(problem: Problem, world_size: int) -> Table:
 
 
 def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+        session.page().print(table)

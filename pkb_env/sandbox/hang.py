@@ -25,12 +25,11 @@ _THREAD = re.compile(r"\n(?=(?:Thread|Current thread) 0x)")
 
 def report(group: Group, stage: str, trouble: str) -> dict[str, Any]:
     """The message `failed`: stage (`load`, `call`), trouble (`failed`, `deadline`), one entry per rank."""
+    ranks = [_describe(rank) for rank in group.ranks]
     if trouble == "deadline":
         _ask_for_stacks(group)
-    return {
-        "event": "failed", "stage": stage, "trouble": trouble, "compiling": sorted(group.compiling),
-        "ranks": [_describe(rank) for rank in group.ranks],
-    }  # fmt: skip
+        ranks = [described | _place(rank) for described, rank in zip(ranks, group.ranks, strict=True)]
+    return {"event": "failed", "stage": stage, "trouble": trouble, "compiling": sorted(group.compiling), "ranks": ranks}
 
 
 def peak_memory(group: Group) -> list[int | None]:
@@ -56,15 +55,21 @@ def _can_still_dump(rank: Rank) -> bool:
 
 def _describe(rank: Rank) -> dict[str, Any]:
     status = rank.page.status()
-    candidate, innermost = _stack(os.pread(rank.dump, 200_000, 0).decode("utf-8", "replace"))
     return {
         "rank": rank.rank, "phase": status.phase, "ready": rank.ready is not None, "done": rank.finished_ns is not None,
         "exit": rank.exit, "raised": rank.raised, "violation": rank.violation, "state": _state(rank.pid),
-        "line": candidate[0] if candidate else None, "function": candidate[1] if candidate else None, "inside": innermost,
+        "line": None, "function": None, "inside": None,
         "collective": status.collective if status.inside else "", "after": "" if status.inside else status.collective,
-        "sequence": status.sequence, "waits": str(wait_record.read(rank.page.wait_record()) or ""), "peak_memory_bytes": _peak(rank.pid),
-        "printed": rank.printed.decode("utf-8", "replace"), "failed_at": rank.failed_at,
+        "sequence": status.sequence, "waits": str(wait_record.read(rank.page.wait_record()) or ""),
+        "peak_memory_bytes": _peak(rank.pid), "printed": rank.printed.decode("utf-8", "replace"), "failed_at": rank.failed_at,
     }  # fmt: skip
+
+
+def _place(rank: Rank) -> dict[str, Any]:
+    """Where a rank's stack was; asking for it may have woken the rank, so all else was read before."""
+    candidate, innermost = _stack(os.pread(rank.dump, 200_000, 0).decode("utf-8", "replace"))
+    line, function = candidate or (None, None)
+    return {"line": line, "function": function, "inside": innermost}
 
 
 def _stack(dump: str) -> tuple[tuple[int, str] | None, str | None]:
