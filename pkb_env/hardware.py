@@ -24,8 +24,17 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores this process may use: its affinity, and the quota of its control group."""
+    return max(1, min(len(os.sched_getaffinity(0)), _quota()))
+
+
+def _quota() -> int:
+    """Whole cores that cgroup v2 grants (`cpu.max`: microseconds per period, or `max`)."""
+    try:
+        share, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(share) // int(period)
+    except (OSError, ValueError):
+        return sys.maxsize
 
 
 @functools.cache

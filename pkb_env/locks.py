@@ -14,15 +14,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pkb_env.errors import HarnessError
+
 _POLL_S = 0.002
 
 
 class MachineLock:
-    """Shared or exclusive use of this machine's cores."""
+    """Shared or exclusive use of this machine's cores.
+
+    Raises:
+        HarnessError: the folder for the locks belongs to somebody else.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         root = folder or Path(tempfile.gettempdir()) / f"pkb-locks-{os.getuid()}"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if root.stat().st_uid != os.getuid():
+            raise HarnessError(f"{root} belongs to another user, so it cannot hold this user's locks: remove it or set TMPDIR")
         self._turnstile, self._machine = root / "turnstile", root / "machine"
 
     @contextmanager
@@ -33,7 +41,7 @@ class MachineLock:
         try:
             yield
         finally:
-            os.close(machine)
+            _release(machine)
 
     @contextmanager
     def alone(self, check: Callable[[], None]) -> Iterator[None]:
@@ -48,11 +56,17 @@ def _held(path: Path, kind: int, check: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(fd)
+        _release(fd)
+
+
+def _release(fd: int) -> None:
+    # Closing alone would leave the lock with a process that was forked meanwhile and inherited the descriptor.
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def _acquire(path: Path, kind: int, check: Callable[[], None]) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         while True:
             try:

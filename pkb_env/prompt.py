@@ -48,7 +48,7 @@ def task_prompt(problem: Problem, submission: Submission, config: EvalConfig | N
     """
     reference = re.sub(r"[ \t]*# noqa[^\n]*", "", problems.reference_source(problem)).strip()
     size = problem.size(submission.size, submission.profile)
-    text = _environment("").get_template("task.md.j2").render(
+    text = _environment().get_template("task.md.j2").render(
         problem=problem,
         head=_head(problem),
         reference=reference,
@@ -70,8 +70,9 @@ def feedback(verdict: Verdict, source: str = "") -> str:
     """What came of an attempt, with rank, index, values and line; `source` lets it quote the lines it names."""
     first = _first_error(verdict.message) if verdict.status is Status.COMPILE_ERROR else None
     line = re.search(r"candidate\.py, line (\d+)", verdict.message)
-    text = _environment(source).get_template("feedback.md.j2").render(
+    text = _environment().get_template("feedback.md.j2").render(
         verdict=verdict,
+        code=partial(_line_of, source),
         failed=_failed(verdict),
         others=sorted((name, time) for name, time in verdict.baselines.items() if name != "reference"),
         first_error=shown(first.group()) if first else "",
@@ -93,17 +94,15 @@ def shown(text: str) -> str:
 
 
 @cache
-def _loader() -> jinja2.FileSystemLoader:
-    return jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-
-
-def _environment(source: str) -> jinja2.Environment:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(  # noqa: S701  Markdown for a model, never shown by a browser
-        loader=_loader(), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    environment.filters.update(
-        shown=shown, ms=_ms, mib=_mib, seconds=lambda value: f"{value:g} s", code=partial(_line_of, source)
-    )
+    environment.filters.update(shown=shown, ms=_ms, mib=_mib, seconds=lambda value: f"{value:g} s")
     return environment
 
 

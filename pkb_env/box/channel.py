@@ -25,8 +25,7 @@ MAX_FDS = 250
 _MOST_PENDING = 4 * MAX_FDS
 _PUMP = 1 << 20
 """Bytes taken from the kernel in one go, so that a flood from one writer does not hold up the reader's other work."""
-_LENGTH = struct.Struct("<II")
-"""Bytes of JSON, and descriptors that belong to this message."""
+_LENGTH = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 
 
