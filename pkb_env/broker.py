@@ -21,6 +21,7 @@ from typing import Any
 from pkb_env.box.channel import ChannelClosed
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
+from pkb_env.native_text import findings_in
 from pkb_env.sandbox.launcher import Zygote
 from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, bind_functions, check_flags
 
@@ -50,18 +51,26 @@ class Order:
             raise FlagError(f"a build request must be of kind 'cpp' or 'extension', not {str(request)[:80]!r}")
         flags = check_flags(_texts(request.get("flags"), "flags"))
         if request["kind"] == "cpp":
-            return cls("cpp", _texts([request.get("source")], "source")[0], flags)
+            return cls("cpp", _permitted(_texts([request.get("source")], "source")[0]), flags)
         functions = request.get("functions")
         if functions is not None and not (isinstance(functions, dict) and all(isinstance(v, str) for v in functions.values())):
             raise FlagError(f"functions must map names to docstrings, not {str(functions)[:80]!r}")
         source = bind_functions(_texts(request.get("cpp_sources"), "cpp_sources"), functions)
-        return cls("extension", source, flags, str(request.get("name")))
+        return cls("extension", _permitted(source), flags, str(request.get("name")))
 
 
 def _texts(value: Any, what: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise FlagError(f"{what} must be text, not {str(value)[:80]!r}")
     return value
+
+
+def _permitted(source: str) -> str:
+    """The source, unless the screen forbids what is in it; here it also sees what was put together at run time."""
+    for finding in findings_in(source):
+        if finding.severity == "forbid":
+            raise FlagError(f"{SOURCE_NAME}:{finding.line}: {finding.message}")
+    return source
 
 
 @dataclass

@@ -67,12 +67,13 @@ class Evaluator:
         problem = self._checked(submission)
         submission = replace(submission, problem=problem.slug)
         dtype = DTYPES[submission.topology]
+        findings: tuple[Finding, ...] = ()
         try:
             candidate = read(submission.text)
             findings = screen(candidate, submission.backend)
             check(findings)
         except InvalidSource as error:
-            return invalid(submission, problem.version, error, dtype)
+            return invalid(submission, problem.version, error, dtype, findings)
         return self._evaluate(submission, problem, candidate, findings, cancellation or Cancellation())
 
     def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
@@ -98,6 +99,7 @@ class Evaluator:
         except asyncio.CancelledError:
             cancellation.cancel()
             await asyncio.wait([task])
+            task.exception()  # retrieved: it is Cancelled, or came too late to matter
             raise
 
     def replay(self, stored_id: int) -> tuple[Verdict, Verdict]:
@@ -139,6 +141,10 @@ class Evaluator:
             machine.pool.close()
             machine.zygote.close()
             shutil.rmtree(machine.folder, ignore_errors=True)
+
+    def __reduce__(self) -> tuple[type[Evaluator], tuple[EvalConfig, Store | None]]:
+        """A copy is an evaluator with the same settings and processes of its own."""
+        return Evaluator, (self.config, self.store)
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import problems
 from pkb_env import hardware
 
-from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
 from pkb_env.sandbox.launcher import Zygote
@@ -33,6 +34,21 @@ _MEMORY_SHARE = 0.7
 """How much of the machine's memory the ranks of one box may take together."""
 Body = dict[str, Any]
 _T = TypeVar("_T")
+
+
+def _say_goodbye(channel: Channel) -> None:
+    """Nothing more will be said: the supervisor ends its group, reaps it and closes its own end."""
+    with contextlib.suppress(OSError):
+        channel.sock.shutdown(socket.SHUT_WR)
+
+
+def _hang_up(channel: Channel) -> None:
+    """Say goodbye and wait until the supervisor has ended."""
+    _say_goodbye(channel)
+    with contextlib.suppress(ChannelClosed, ChannelViolation, TimeoutError):
+        while True:
+            channel.recv(_SLACK_S)
+    channel.close()
 
 
 class Cancelled(BaseException):
@@ -49,8 +65,7 @@ class Cancellation:
         with self._lock:
             self._set = True
             for channel in self._channels:
-                with contextlib.suppress(OSError):
-                    channel.sock.shutdown(2)
+                _say_goodbye(channel)
 
     def check(self) -> None:
         if self._set:
@@ -168,13 +183,8 @@ class Box:
         return list(self._receive("memory", _SLACK_S)["bytes"])
 
     def close(self) -> None:
-        """End the group and wait until it has ended: the supervisor closes its end only after its ranks are reaped."""
-        with contextlib.suppress(OSError):
-            self.channel.sock.shutdown(1)
-        with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
-            while True:
-                self.channel.recv(_SLACK_S)
-        self.channel.close()
+        """End the group and wait until it has ended."""
+        _hang_up(self.channel)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _send(self, body: Body, fds: tuple[int, ...] = ()) -> None:
@@ -268,7 +278,7 @@ class Oracle:
 
     def close(self) -> None:
         self._reference.close()
-        self.channel.close()
+        _hang_up(self.channel)
         for fd in self._fds:
             os.close(fd)
         self._fds = ()

@@ -90,6 +90,7 @@ def _type(name: str) -> str:
 
 
 def quoted(names: tuple[str, ...]) -> str:
+    """The names as SQL; `group` is a keyword."""
     return ", ".join(f'"{name}"' for name in names)
 
 
@@ -103,6 +104,11 @@ _TABLES = (
 
 
 def connect(path: Path) -> sqlite3.Connection:
+    """Open a store, and make it if there is none.
+
+    Raises:
+        UsageError: the file is no store, or one of another schema.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:

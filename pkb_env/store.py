@@ -23,6 +23,8 @@ from pkb_env.rows import ENCODED, KEY_COLUMNS, ROLLOUT_COLUMNS, Key, Rollout, St
 from rewards.verdict import Status, Verdict
 
 __all__ = ["Key", "Rollout", "Store", "Stored"]
+_KEY, _ROLLOUT = quoted(KEY_COLUMNS), quoted(ROLLOUT_COLUMNS)
+
 
 class Store:
     """An open store.  Safe to share between threads; each process opens its own, also after a fork.
@@ -57,7 +59,7 @@ class Store:
         marks = ", ".join("?" * len(row))
         with self._open() as db:
             db.execute(
-                f"INSERT OR IGNORE INTO verdicts ({quoted(KEY_COLUMNS)}, status, json, source, secret, created) VALUES ({marks})", row
+                f"INSERT OR IGNORE INTO verdicts ({_KEY}, status, json, source, secret, created) VALUES ({marks})", row
             )
             return int(db.execute(f"SELECT id FROM verdicts WHERE {_where(KEY_COLUMNS)}", astuple(key)).fetchone()[0])
 
@@ -85,9 +87,10 @@ class Store:
         """
         unknown = set(wanted) - {*KEY_COLUMNS, "id", "status"}
         if unknown:
-            raise UsageError(f"verdicts have no column {', '.join(sorted(unknown))}; there are id, status, {', '.join(KEY_COLUMNS)}")
+            there = ", ".join(("id", "status", *KEY_COLUMNS))
+            raise UsageError(f"verdicts have no column {', '.join(sorted(unknown))}; there are {there}")
         where = _where(tuple(wanted)) or "1"
-        query = f"SELECT id, json, source, secret, created, {quoted(KEY_COLUMNS)} FROM verdicts WHERE {where} ORDER BY id DESC LIMIT ?"
+        query = f"SELECT id, json, source, secret, created, {_KEY} FROM verdicts WHERE {where} ORDER BY id DESC LIMIT ?"
         with self._open() as db:
             rows = db.execute(query, (*wanted.values(), limit)).fetchall()
         return [_stored(row) for row in rows]
@@ -97,13 +100,13 @@ class Store:
         row = [_bytes(v) if name in ENCODED else v for name, v in zip(ROLLOUT_COLUMNS, astuple(rollout), strict=True)]
         marks = ", ".join("?" * (len(row) + 1))
         with self._open() as db:
-            done = db.execute(f"INSERT INTO rollouts ({quoted(ROLLOUT_COLUMNS)}, created) VALUES ({marks})", (*row, time.time()))
+            done = db.execute(f"INSERT INTO rollouts ({_ROLLOUT}, created) VALUES ({marks})", (*row, time.time()))
         return int(done.lastrowid or 0)
 
     def rollouts(self, run: str) -> list[Rollout]:
         """The completions of a run in the order in which they were stored."""
         with self._open() as db:
-            rows = db.execute(f"SELECT {quoted(ROLLOUT_COLUMNS)} FROM rollouts WHERE run = ? ORDER BY id", (run,)).fetchall()
+            rows = db.execute(f"SELECT {_ROLLOUT} FROM rollouts WHERE run = ? ORDER BY id", (run,)).fetchall()
         return [_rollout(row) for row in rows]
 
     def close(self) -> None:

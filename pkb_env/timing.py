@@ -86,5 +86,7 @@ def sign_test(ratios: np.ndarray) -> float:
     """
     wins, losses = int((ratios > 1).sum()), int((ratios < 1).sum())
     n = wins + losses
+    if n == 0:
+        return 0.0
     tail = sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
     return -NormalDist().inv_cdf(min(max(tail, _LEAST_TAIL), 1 - _LEAST_TAIL))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pkb_env.evaluator import Evaluator
+from pkb_env.sandbox.launcher import OWNER
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,17 @@ class Leftovers:
         )
 
 
-def processes(name: str) -> list[int]:
-    """Every live process of that name, zombies left out."""
+def processes(name: str, owner: int | None = None) -> list[int]:
+    """Every live process of that name which `owner` (default: this process) had started, zombies left out."""
+    mark = f"{OWNER}={owner or os.getpid()}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                ours = mark in (entry / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if f"({name})" in text and text.rsplit(")", 1)[1].split()[0] not in "ZX":
+            if ours and f"({name})" in text and text.rsplit(")", 1)[1].split()[0] not in "ZX":
                 found.append(int(entry.name))
     return found

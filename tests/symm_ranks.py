@@ -136,12 +136,12 @@ def _wait_all(pids: list[int], deadline: float) -> list[int]:
 
 
 @contextlib.contextmanager
-def launcher(folder: Path, module: str) -> Iterator[Callable[..., None]]:
+def launcher(folder: Path, cache: Path, module: str) -> Iterator[Callable[..., None]]:
     """Gives `run(body, world, *arguments)`, which fails with the ranks' tracebacks unless every rank ends well."""
-    native = Toolchain.detect().prepare(folder / "cache").native_library
+    native = Toolchain.detect().prepare(cache).native_library
     shutil.copytree(ROOT / "pkb_env" / "box", folder / "site" / "pkb_box")
     path = f"{folder / 'site'}:{ROOT}:{ROOT / 'tests'}"
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TEST_CACHE": str(folder / "cache")}
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TEST_CACHE": str(cache)}
     command = [sys.executable, "-c", f"import symm_ranks; symm_ranks.serve({str(native)!r})"]
     with (
         (folder / "errors").open("w") as errors,

@@ -56,7 +56,7 @@ def test_the_worked_example_computes_its_toy_operation(evaluator: Evaluator, bac
 
 
 def test_check_env_passes_with_the_default_evaluator() -> None:
-    env = gymnasium.make(ID, size="tiny", config={"trials": 1, "pairs": 2}, render_mode="ansi")
+    env = gymnasium.make(ID, size="tiny", config={"trials": 1, "pairs": 10}, render_mode="ansi")
     check_env(env.unwrapped)
     env.reset(seed=0)
     observation, reward, terminated, _, info = env.step(RIGHT)

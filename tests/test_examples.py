@@ -122,7 +122,7 @@ def body_vocab_parallel_cross_entropy_loss(here: Here, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    with launcher(tmp_path_factory.mktemp("ranks"), __name__) as start:
+    with launcher(tmp_path_factory.mktemp("ranks"), tmp_path_factory.getbasetemp() / "toolchain", __name__) as start:
         yield start
 
 

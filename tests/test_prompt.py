@@ -127,7 +127,9 @@ def test_feedback_shows_no_machine_path_and_needs_no_source(name: str) -> None:
 def test_the_task_of_a_problem(backend: str) -> None:
     problem = problems.load("gemm_allreduce")
     settings = Submission("", problem.slug, backend, world_size=4)
-    matches_snapshot(f"task_{backend}.md", task_prompt(problem, settings, max_turns=1 if backend == "torch" else 3))
+    limits = EvalConfig(rank_memory_bytes=4 << 30, load_deadline_s=20, call_deadline_s=10)
+    text = task_prompt(problem, settings, limits, max_turns=1 if backend == "torch" else 3)
+    matches_snapshot(f"task_{backend}.md", text)
 
 
 @pytest.mark.parametrize("name", problems.names())

@@ -175,7 +175,7 @@ BODIES = ("views", "tokens", "barriers", "raw_token", "timeout", "record", "wron
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
-    with launcher(tmp_path_factory.mktemp("ranks"), __name__) as start:
+    with launcher(tmp_path_factory.mktemp("ranks"), tmp_path_factory.getbasetemp() / "toolchain", __name__) as start:
         yield start
 
 

@@ -26,7 +26,7 @@ ADD = 'extern "C" int add(int a, int b) { return a + b; }\n'
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return Toolchain.detect().prepare(tmp_path_factory.mktemp("cache"))
+    return Toolchain.detect().prepare(tmp_path_factory.getbasetemp() / "toolchain")
 
 
 @pytest.fixture
@@ -244,6 +244,7 @@ def test_public_names_go_through_the_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_extension_is_what_load_inline_builds(prepared: Prepared, folder: Path) -> None:
     source = bind_functions(["torch::Tensor twice(torch::Tensor x) { return x * 2; }"], {"twice": "doubles"})
     (folder / "candidate.cpp").write_text(source)

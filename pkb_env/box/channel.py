@@ -22,7 +22,7 @@ from typing import Any
 MAX_MESSAGE = 8 << 20
 MAX_FDS = 250
 """The kernel passes at most 253 descriptors in one message."""
-_MOST_PENDING = 4 * MAX_FDS
+_MOST_PENDING = 2 * MAX_FDS
 _PUMP = 1 << 20
 """Bytes taken from the kernel in one go, so that a flood from one writer does not hold up the reader's other work."""
 _LENGTH = struct.Struct("<I")

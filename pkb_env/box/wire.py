@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from .leaves import Alias, Foreign, Oversized
+from .raw_tensor import DTYPES, countable, view
 
 _HEADER = struct.Struct("<QQQ")
 _MAGIC = 0x31_57_42_4B_50
@@ -32,17 +33,8 @@ _ROOM_FOR_TREE = 1 << 16
 _MAX_NODES = 20_000
 _MAX_DEPTH = 20
 _PLAIN = (type(None), bool, int, float, str)
-_MAX_DIMS = 16
-_MAX_ELEMENTS = 1 << 48
 _MAX_NAME = 200
 _MAX_INT_BITS = 1024
-_DTYPE_NAMES = (
-    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
-    "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)  # fmt: skip
-"""Types that are nothing but their bytes; a quantised one read from raw bytes crashes the reader."""
-_DTYPES = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Aliases = Callable[[torch.Tensor], str | None]
@@ -180,14 +172,14 @@ class _Writer:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             return {"f": f"Tensor on {value.device.type} with layout {layout}"}
         shape = list(value.shape)
-        if dtype not in _DTYPES or not _countable(shape):
+        if dtype not in DTYPES or not countable(shape):
             return {"f": f"Tensor of dtype {dtype} with shape {str(shape)[:80]}"}
         size = value.numel() * value.element_size()
         if self._next + size > self._capacity:
             return {"o": [dtype, shape]}
         offset, self._next = self._next, self._next + -(-size // _ALIGN) * _ALIGN
         if size and self._buffer is not None:
-            _view(self._buffer, value.dtype, shape, self._start + offset).copy_(value.detach())
+            view(self._buffer, value.dtype, shape, self._start + offset).copy_(value.detach())
         argument = self._aliases(value)
         return {"t": [dtype, shape, offset]} if argument is None else {"a": [argument, dtype, shape, offset]}
 
@@ -230,28 +222,16 @@ class _Reader:
         size = math.prod(dims) * kind.itemsize
         if type(offset) is not int or not _ROOM_FOR_TREE <= offset <= self._capacity - size or offset % _ALIGN:
             raise WireViolation(f"a tensor of {size} bytes at offset {offset!r} of a slot of {self._capacity}")
-        return _view(self._buffer, kind, list(dims), self._start + offset)
+        return view(self._buffer, kind, list(dims), self._start + offset)
 
 
 def _dtype(name: Any) -> torch.dtype:
-    if not isinstance(name, str) or name not in _DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise WireViolation(f"a tensor of dtype {str(name)[:40]!r}")
-    return _DTYPES[name]
+    return DTYPES[name]
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list) or not all(type(n) is int for n in shape) or not _countable(shape):
+    if not isinstance(shape, list) or not all(type(n) is int for n in shape) or not countable(shape):
         raise WireViolation(f"a tensor of shape {str(shape)[:80]}")
     return tuple(shape)
-
-
-def _countable(shape: list[int]) -> bool:
-    """Whether torch can count the elements; an empty tensor's other dimensions are counted too."""
-    return len(shape) <= _MAX_DIMS and all(n >= 0 for n in shape) and math.prod(n for n in shape if n) < _MAX_ELEMENTS
-
-
-def _view(buffer: mmap.mmap, dtype: torch.dtype, shape: list[int], offset: int) -> torch.Tensor:
-    count = math.prod(shape)
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)

@@ -74,9 +74,7 @@ def _ranks(ranks: tuple[RankReport, ...]) -> Table:
 
 
 def _remarks(rank: RankReport) -> str:
-    where = "" if rank.output is None else f"output {rank.output}" + (f" at {list(rank.index)}" if rank.index else "")
-    values = "" if rank.got is None else f"got {rank.got}, expected {rank.expected}"
-    return "; ".join(part for part in (rank.exit, rank.stuck, rank.error, where, values) if part)
+    return "; ".join(part for part in (rank.exit, rank.stuck, rank.error) if part)
 
 
 def _show_times(console: Console, verdict: Verdict) -> None:

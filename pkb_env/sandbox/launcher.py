@@ -16,10 +16,12 @@ from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.errors import HarnessError
 
 _START_S = 120.0
+OWNER = "PKB_OWNER"
+"""Every process forked from a zygote carries the starter's process id under this name in its environment."""
 _PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME")
 _FIXED = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "PKB_NO_GYM": "1",
 }  # fmt: skip
 BOX_SOURCES = Path(__file__).resolve().parent.parent / "box"
 
@@ -82,7 +84,7 @@ class Zygote:
         self.folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._root))
         ours, theirs = Channel.pair()
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), OWNER: str(os.getpid())}
         command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True

@@ -1,0 +1,242 @@
+"""The evaluator as its callers see it: verdicts, store, replay, concurrency, cancellation, blame, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from leftovers import Leftovers, processes
+
+import problems
+from pkb_env.config import EvalConfig
+from pkb_env.errors import HarnessError, UsageError
+from pkb_env.evaluator import Evaluator
+from pkb_env.groups import Box, Cancellation, Cancelled, Oracle
+from pkb_env.store import Store
+from pkb_env.submission import Submission
+from rewards.verdict import Status
+
+ALL_RANKS = 6
+"""Two makers, two ranks of the reference, two of the candidate."""
+QUICK = EvalConfig(trials=1, pairs=0, call_deadline_s=3.0)
+GOOD = "import torch.distributed as dist\ndef solution(tensor):\n    out = tensor.clone()\n    dist.all_reduce(out)\n    return out\n"
+LOCAL = "def solution(tensor):\n    return tensor.clone()\n"
+HANGS = "import time\ndef solution(tensor):\n    time.sleep(1000)\n"
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Evaluator]:
+    with Evaluator(QUICK) as evaluator:
+        yield evaluator
+
+
+def of(text: str, world_size: int = 2) -> Submission:
+    return Submission(text, "allreduce", world_size=world_size, size="tiny")
+
+
+def test_timed_verdict_is_complete() -> None:
+    with Evaluator(EvalConfig(trials=1, pairs=8)) as evaluator:
+        verdict = evaluator.evaluate(of(GOOD))
+    assert verdict.correct
+    assert verdict.passed == 1.0
+    assert verdict.speedup is not None
+    assert verdict.time_ms is not None
+    assert set(verdict.baselines) == {"reference"}
+    assert [r.rank for r in verdict.ranks] == [0, 1]
+    assert all(r.peak_memory_bytes for r in verdict.ranks)
+    assert {"load", "run", "time", "total"} <= set(verdict.stage_s)
+
+
+def test_more_ranks_than_cores_earn_no_speed() -> None:
+    cores = len(os.sched_getaffinity(0))
+    with Evaluator(EvalConfig(trials=1, pairs=6)) as evaluator:
+        verdict = evaluator.evaluate(of(GOOD, world_size=cores + 1))
+    assert verdict.correct
+    assert not verdict.comparable
+    assert any("oversubscribed" in note for note in verdict.notes)
+
+
+def test_order_and_duplicates_of_a_batch(quick: Evaluator) -> None:
+    batch = [of(LOCAL), of(GOOD), of("no code"), of(GOOD), of(LOCAL)]
+    verdicts = quick.evaluate_many(batch)
+    wrong, right, invalid = Status.WRONG_RESULT, Status.CORRECT, Status.INVALID
+    assert [v.status for v in verdicts] == [wrong, right, invalid, right, wrong]
+    assert verdicts[1] is verdicts[3]
+    assert verdicts[0] is verdicts[4]
+
+
+def test_usage_errors_say_what_came_and_what_there_is(quick: Evaluator) -> None:
+    for change, words in (
+        ({"problem": "alreduce"}, ("alreduce", "allreduce")), ({"backend": "rust"}, ("rust", "cpp")),
+        ({"size": "huge"}, ("huge", "tiny")), ({"topology": "moon"}, ("moon", "cpu")), ({"profile": "soft"}, ("soft", "hardened")),
+        ({"world_size": 0}, ("0",)),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            quick.evaluate(Submission(**{"text": GOOD, "problem": "allreduce"} | change))  # type: ignore[arg-type]
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_required_wall_that_is_missing_is_refused() -> None:
+    evaluator = Evaluator(EvalConfig(require_walls=("moat",)))
+    with pytest.raises(UsageError, match="moat"):
+        evaluator.evaluate(of(GOOD))
+
+
+def test_stored_verdicts_are_answered_and_replayed(tmp_path: Path) -> None:
+    with Evaluator(QUICK, Store(tmp_path / "store.db")) as evaluator:
+        first, again = evaluator.evaluate(of(LOCAL)), evaluator.evaluate(of(LOCAL))
+        assert first == again
+        stored, now = evaluator.replay(1)
+    assert stored == first
+    assert (now.status, now.message, now.ranks[0].index, now.ranks[0].got) == (
+        first.status, first.message, first.ranks[0].index, first.ranks[0].got
+    )  # fmt: skip
+    with Evaluator(QUICK, Store(tmp_path / "store.db")) as other:
+        assert other.evaluate(of(LOCAL)) == first
+
+
+def test_secrets_differ_between_evaluations(tmp_path: Path) -> None:
+    stores = [Store(tmp_path / f"{i}.db") for i in range(2)]
+    for store in stores:
+        with Evaluator(QUICK, store) as evaluator:
+            evaluator.evaluate(of(LOCAL))
+    assert stores[0].get(1).secret != stores[1].get(1).secret
+
+
+def test_cancelled_half_way(quick: Evaluator) -> None:
+    quick.evaluate(of(GOOD))
+    before = Leftovers.now(quick)
+
+    async def give_up() -> float:
+        task = asyncio.create_task(quick.aevaluate(of(HANGS)))
+        await asyncio.sleep(1.0)
+        assert len(processes("pkb-rank")) > before.boxes
+        start = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - start
+
+    seconds = asyncio.run(give_up())
+    print(f"cancelled in {seconds:.2f} s")
+    assert seconds < 10
+    assert len(processes("pkb-rank")) <= before.boxes
+    assert quick.evaluate(of(GOOD)).correct
+
+
+def test_cancelled_before_it_begins(quick: Evaluator) -> None:
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with pytest.raises(Cancelled):
+        quick.evaluate(of(HANGS), cancellation)
+
+
+def test_two_processes_side_by_side() -> None:
+    script = (
+        "import sys\nfrom pkb_env.config import EvalConfig\nfrom pkb_env.evaluator import Evaluator\n"
+        "from pkb_env.submission import Submission\n"
+        "with Evaluator(EvalConfig(trials=1, pairs=6)) as e:\n"
+        "    for text in sys.argv[1:] * 2:\n"
+        "        print(e.evaluate(Submission(text, 'allreduce', size='tiny')).status, flush=True)\n"
+    )
+    command = [sys.executable, "-c", script, GOOD, LOCAL]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.communicate(timeout=120)[0].split() == ["CORRECT", "WRONG_RESULT"] * 2
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["pkb-zygote", "pkb-oracle", "pkb-box", "pkb-init", "pkb-rank"])
+def test_a_killed_part_of_the_harness_costs_nobody_a_score(victim: str) -> None:
+    slow = "import time\nimport torch.distributed as dist\ndef solution(tensor):\n    time.sleep(1.0)\n    dist.all_reduce(out := tensor.clone())\n    return out\n"
+    with Evaluator(QUICK) as evaluator:
+        assert evaluator.evaluate(of(GOOD)).correct
+        threading.Timer(0.6, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims(victim)]).start()
+        hit = evaluator.evaluate(of(slow))
+        print(victim, hit.status, hit.message[:200])
+        outside = victim in ("pkb-zygote", "pkb-oracle", "pkb-box")
+        assert hit.status in ((Status.CORRECT, Status.INFRA) if outside else (Status.CORRECT, Status.RUNTIME_ERROR))
+        assert evaluator.evaluate(of(GOOD)).correct
+
+
+def victims(name: str) -> list[int]:
+    """The zygote itself has no name of its own: it is the parent of the supervisors."""
+    if name != "pkb-zygote":
+        return processes(name)
+    return [int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1]) for pid in processes("pkb-oracle")]
+
+
+def test_nothing_survives_a_killed_caller() -> None:
+    script = (
+        "from pkb_env.config import EvalConfig\nfrom pkb_env.evaluator import Evaluator\n"
+        "from pkb_env.submission import Submission\nimport sys\n"
+        "e = Evaluator(EvalConfig(pairs=0))\nprint('go', flush=True)\n"
+        "e.evaluate(Submission(sys.argv[1], 'allreduce', size='tiny'))\n"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", script, HANGS], stdout=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while len(processes("pkb-rank", caller.pid)) < ALL_RANKS and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(processes("pkb-rank", caller.pid)) == ALL_RANKS
+    caller.kill()
+    caller.communicate()
+    end = time.monotonic() + 10
+    while processes("pkb-rank", caller.pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(processes(name, caller.pid) for name in ("pkb-rank", "pkb-init", "pkb-box", "pkb-oracle", "python"))
+
+
+class TestBlame:
+    """A broken harness is nobody's score, unless it breaks with one candidate only."""
+
+    def test_breaking_with_everybody_is_infra(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Oracle, "call", _break)
+        verdict = quick.evaluate(of(GOOD))
+        assert verdict.status is Status.INFRA
+        assert "planted" in verdict.message
+
+    def test_infra_is_never_stored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Evaluator(QUICK, Store(tmp_path / "store.db")) as evaluator:
+            with monkeypatch.context() as patch:
+                patch.setattr(Oracle, "call", _break)
+                assert evaluator.evaluate(of(GOOD)).status is Status.INFRA
+            assert evaluator.evaluate(of(GOOD)).correct
+
+    def test_breaking_once_is_forgiven(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+        honest, calls = Oracle.call, iter([True])
+
+        def once(self: Oracle, slot: int, nonce: int) -> object:
+            return _break() if next(calls, False) else honest(self, slot, nonce)
+
+        monkeypatch.setattr(Oracle, "call", once)
+        assert quick.evaluate(of(GOOD)).correct
+
+    def test_breaking_with_one_candidate_only_is_its_fault(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+        honest = Box.load
+
+        def load(self: Box, source: str, *rest: object) -> None:
+            if source == LOCAL:
+                _break()
+            honest(self, source, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Box, "load", load)
+        verdict = quick.evaluate(of(LOCAL))
+        assert verdict.status is Status.RUNTIME_ERROR
+        assert "known-good" in verdict.message
+
+
+def _break(*_: object) -> None:
+    raise HarnessError("planted")
+
+
+def test_the_canary_is_the_reference(quick: Evaluator) -> None:
+    source = problems.reference_source(problems.load("allreduce"))
+    assert quick.evaluate(of(source)).correct
