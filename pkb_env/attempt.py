@@ -18,8 +18,10 @@ from typing import Any
 from pkb_env import outcome, timing
 from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig
-from pkb_env.groups import SLOTS, Box, BoxFailed, Call, Cancellation, Oracle, Task
+from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
+from pkb_env.cancellation import Cancellation
 from pkb_env.locks import MachineLock
+from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
 from pkb_env.pool import OraclePool
 from pkb_env.sandbox.launcher import Zygote

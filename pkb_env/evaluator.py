@@ -24,7 +24,8 @@ from pkb_env.blame import run_with_blame
 from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import InvalidSource, UsageError
-from pkb_env.groups import Cancellation, Task
+from pkb_env.boxes import Task
+from pkb_env.cancellation import Cancellation
 from pkb_env.locks import MachineLock
 from pkb_env.pool import OraclePool
 from pkb_env.problem_set import fitting, named
@@ -36,7 +37,6 @@ from problems.base import Problem
 from rewards.verdict import Finding, Status, Verdict
 
 TOPOLOGIES = ("cpu",)
-DTYPES = {"cpu": "float32"}
 
 
 class Evaluator:
@@ -66,14 +66,13 @@ class Evaluator:
         """
         problem = self._checked(submission)
         submission = replace(submission, problem=problem.slug)
-        dtype = DTYPES[submission.topology]
         findings: tuple[Finding, ...] = ()
         try:
             candidate = read(submission.text)
             findings = screen(candidate, submission.backend)
             check(findings)
         except InvalidSource as error:
-            return invalid(submission, problem.version, error, dtype, findings)
+            return invalid(submission, problem.version, error, findings=findings)
         return self._evaluate(submission, problem, candidate, findings, cancellation or Cancellation())
 
     def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
@@ -193,7 +192,7 @@ class Evaluator:
         base: dict[str, Any] = {
             "problem": problem.slug, "problem_version": problem.version, "profile": submission.profile, "size": submission.size,
             "world_size": submission.world_size, "backend": submission.backend, "topology": submission.topology,
-            "digest": candidate.digest, "dtype": DTYPES[submission.topology], "hardware": hardware.cpu(),
+            "digest": candidate.digest, "dtype": submission.dtype, "hardware": hardware.cpu(),
             "toolchain": hardware.toolchain(compiler), "mechanisms": mechanisms(candidate), "findings": findings,
         }  # fmt: skip
         if result is None:
@@ -222,7 +221,7 @@ class Evaluator:
 
 def _task(submission: Submission, problem: Problem) -> Task:
     return Task(
-        problem.slug, problem.version, submission.world_size, submission.size, submission.profile, DTYPES[submission.topology]
+        problem.slug, problem.version, submission.world_size, submission.size, submission.profile, submission.dtype
     )
 
 

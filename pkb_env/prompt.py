@@ -27,8 +27,6 @@ from rewards.verdict import RankReport, Status, Verdict
 
 MAX_SHOWN_CHARS = 2000
 """Longest message of a candidate or a compiler that is shown; the middle is left out."""
-DTYPES = {"cpu": "float32", "node": "bfloat16", "shared": "bfloat16"}
-"""Dtype of floating-point arguments by topology."""
 _PLACES = {"cpu": "one CPU core", "node": "one GPU", "shared": "a share of one GPU"}
 _LIBRARIES = {"cpu": "gloo", "node": "NCCL", "shared": "gloo"}
 
@@ -58,7 +56,7 @@ def task_prompt(problem: Problem, submission: Submission, config: EvalConfig | N
         topology=submission.topology,
         place=_PLACES[submission.topology],
         library=_LIBRARIES[submission.topology],
-        dtype=DTYPES[submission.topology],
+        dtype=submission.dtype,
         extents=", ".join(f"{axis}={extent}" for axis, extent in size.dims.items()),
         config=config or EvalConfig(),
         max_turns=max_turns,

@@ -39,6 +39,8 @@ _NATIVE = Path(__file__).parent / "box" / "native"
 _HEADER, _LIBRARY, _SMALL_HEADER = "pkb.h", "libpkb_native.so", "torch_extension.h"
 _BASE = ("-O3", "-march=native", "-std=c++20", "-fPIC")
 _FAST_MATH = "-ffast-math"
+_LOWER_LEVELS = ("-O1", "-O2")
+"""Raised to -O3 for extensions, so that they share one precompiled header."""
 _HARMLESS = ("-D", "-U", "-W", "-g0")
 """Flags that leave a precompiled header valid; gcc itself refuses one whose names a macro would change."""
 
@@ -145,7 +147,7 @@ class Prepared:
         """
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise FlagError(f"extension name {name!r} is not a plain module name")
-        own = _without_defaults(check_flags(flags))
+        own = [f for f in _without_defaults(check_flags(flags)) if f not in _LOWER_LEVELS]
         small = not _settings(own) and not torch_extension.needs_everything(source.read_text(encoding="utf-8"))
         headers = [self._small_torch] if small and self._small_torch.is_dir() else []
         return [

@@ -19,7 +19,9 @@ import problems
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
-from pkb_env.groups import Box, Cancellation, Cancelled, Oracle
+from pkb_env.boxes import Box
+from pkb_env.cancellation import Cancellation, Cancelled
+from pkb_env.oracles import Oracle
 from pkb_env.store import Store
 from pkb_env.submission import Submission
 from rewards.verdict import Status

@@ -53,6 +53,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed") / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
+    found = python("-c", "import pkb_env, problems; print(pkb_env.__file__, problems.__file__)", cwd=folder.parent, path=folder)
+    assert found.stdout.split() == [str(folder / name / "__init__.py") for name in ("pkb_env", "problems")], found.stderr
     return folder
 
 

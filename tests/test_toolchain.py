@@ -252,6 +252,7 @@ def test_extension_is_what_load_inline_builds(prepared: Prepared, folder: Path) 
         if fast:
             prepared.prepare_extensions()
         command = prepared.extension_command(folder / "candidate.cpp", folder / "twice.so", "twice", ["-O2"])
+        assert any(f"-isystem{prepared.folder}" in part for part in command) == fast
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         module: Any = box_compile.import_extension("twice", str(shutil.move(folder / "twice.so", folder / f"{fast}.so")))

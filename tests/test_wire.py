@@ -156,7 +156,7 @@ def _ring() -> list[Any]:
     (lambda: torch.nn.Linear(1, 1), "Linear"), (lambda: object(), "object"), (lambda: Number(3), "Number"), (lambda: b"x", "bytes"),
     (lambda: BadName(), "BadName"), (lambda: {1, 2}, "set"), (lambda: (x for x in ()), "generator"), (lambda: 1j, "complex"),
     (lambda: torch.eye(3).to_sparse(), "layout sparse_coo"), (lambda: torch.ones(2, device="meta"), "meta"),
-    (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "qint8"), (lambda: torch.empty(4, dtype=torch.bits8), "bits8"),
+    (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "qint8"), (lambda: torch.empty(4, dtype=torch.bits8), "bits8"), (lambda: torch.empty(1, dtype=torch.complex32), "complex32"),
     (lambda: torch.empty([1] * 17), "shape [1, 1"), (lambda: torch.empty(0, 1 << 60), "shape [0, "),
     (lambda: 1 << 2000, "an int of 2001 bits"), (lambda: -(10**5000), "an int of"), (lambda: _ring(), "a structure deeper"),
     (lambda: [0] * 30_000, "a structure deeper"), (lambda: "x" * 100_000, "a structure of 1000"),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
+import select
 import time
 from pathlib import Path
 from typing import Any
 
 from pkb_env.box.channel import Channel
 from pkb_env.sandbox import landlock, limits
-from pkb_env.sandbox.group import _descendants
-from pkb_env.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, drop_capabilities, prctl
+from pkb_env.sandbox.descendants import adopt_orphans, end_descendants
+from pkb_env.sandbox.syscalls import drop_capabilities
 from pkb_env.sandbox.visible import DEVICES
 
 _LOG_BYTES = 100_000
@@ -21,12 +20,12 @@ _LOG_BYTES = 100_000
 def main(upstream: Channel) -> None:
     """Run one command; answer with its exit code, log and seconds.  Nothing of it survives."""
     config = upstream.recv().body
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     start = time.monotonic()
     log = Path(config["folder"]) / "log"
     pid = _fork_compiler(config, log)
     code = _wait(pid, upstream, start + config["deadline_s"])
-    _kill_all()
+    end_descendants()
     with open(log, "rb") as file:
         text = file.read(_LOG_BYTES).decode("utf-8", "replace")
     upstream.send({"event": "compiled", "code": code, "log": text, "seconds": time.monotonic() - start})
@@ -61,33 +60,11 @@ def _fork_compiler(config: dict[str, Any], log: Path) -> int:
 
 def _wait(pid: int, upstream: Channel, end: float) -> int | None:
     """Exit code, or None at the deadline; a starter that went away ends it too."""
-    with contextlib.closing(_PidFd(pid)) as process:
-        import select  # noqa: PLC0415
-
-        poller = select.poll()
-        poller.register(process.fd, select.POLLIN)
-        poller.register(upstream.fileno(), select.POLLIN)
-        poller.poll(max(0.0, end - time.monotonic()) * 1000)
+    process = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(process, select.POLLIN)
+    poller.register(upstream.fileno(), select.POLLIN)
+    poller.poll(max(0.0, end - time.monotonic()) * 1000)
+    os.close(process)
     done, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if done else None
-
-
-class _PidFd:
-    def __init__(self, pid: int) -> None:
-        self.fd = os.pidfd_open(pid)
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def _kill_all() -> None:
-    while True:
-        for pid in _descendants():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.001)

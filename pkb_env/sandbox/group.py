@@ -13,46 +13,20 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from pkb_env.box import control
-from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
+from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.box.worker import Lines
+from pkb_env.sandbox.descendants import adopt_orphans, end_descendants
 from pkb_env.sandbox.init import ExitNotice, run_init
-from pkb_env.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from pkb_env.sandbox.rank import Body, Rank
 
 MAX_REQUESTS = 64
 """Build requests that one group may make."""
 _GRACE_S = 0.15
 """How long the other ranks may still report after one has failed."""
-Body = dict[str, Any]
-
-
-@dataclass
-class Rank:
-    """What the supervisor holds of one rank."""
-
-    rank: int
-    channel: Channel
-    page: control.Page
-    go: int
-    done: int
-    dump: int
-    output: int
-    pid: int | None = None
-    ready: Body | None = None
-    finished_ns: int | None = None
-    raised: Body | None = None
-    exit: int | None = None
-    violation: str | None = None
-    failed_at: float | None = None
-    printed: bytearray = field(default_factory=bytearray)
-    closed: bool = False
-
-    @property
-    def failed(self) -> bool:
-        return self.raised is not None or self.exit is not None or self.violation is not None
 
 
 class Group:
@@ -66,7 +40,7 @@ class Group:
         self._requests = 0
         self._notices = -1
         self._stopped = False
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
 
     def start(self, confine: Callable[[], None], rank_main: Callable[[int, Lines], None]) -> None:
         """Fork init and the ranks.
@@ -76,14 +50,11 @@ class Group:
             rank_main: run in each rank with its number and its descriptors; must not return.
         """
         page_fd = control.create(self.world_size)
-        lines, self.ranks = [], []
-        for rank in range(self.world_size):
-            ours, theirs = Channel.pair()
-            go, done, dump = os.eventfd(0), os.eventfd(0), os.memfd_create(f"pkb-dump-{rank}")
-            reader, writer = os.pipe()
-            os.set_blocking(reader, False)
-            lines.append(Lines(theirs.detach(), go, done, dump, writer, page_fd))
-            self.ranks.append(Rank(rank, Channel(ours, credentials=True), control.Page(page_fd, rank), go, done, dump, reader))
+        lines: list[Lines] = []
+        for number in range(self.world_size):
+            rank, line = Rank.create(number, control.Page(page_fd, number))
+            self.ranks.append(rank)
+            lines.append(replace(line, control=page_fd))
         self._notices, notice_writer = os.pipe()
         os.set_blocking(self._notices, False)
         self.init_pid = os.fork()
@@ -140,36 +111,20 @@ class Group:
     def _poll(self, seconds: float) -> None:
         handlers: dict[int, Callable[[], None]] = {self._notices: self._read_notices, self.upstream.fileno(): self._read_upstream}
         for rank in self.ranks:
-            handlers[rank.done] = lambda rank=rank: self._read_done(rank)  # type: ignore[misc]
+            handlers[rank.done] = rank.read_done
             if not rank.closed:
-                handlers[rank.channel.fileno()] = lambda rank=rank: self._read_rank(rank)  # type: ignore[misc]
+                handlers[rank.channel.fileno()] = partial(self._hear, rank)
             if rank.output >= 0:
-                handlers[rank.output] = lambda rank=rank: self._read_output(rank)  # type: ignore[misc]
+                handlers[rank.output] = partial(rank.read_output, self._output_chars)
         poller = select.poll()
         for fd in handlers:
             poller.register(fd, select.POLLIN)
         for fd, _ in poller.poll(max(0.0, seconds * 1000) + 1):
             handlers[fd]()
 
-    def _read_done(self, rank: Rank) -> None:
-        now = time.perf_counter_ns()
-        os.eventfd_read(rank.done)
-        rank.finished_ns = now
-
-    def _read_rank(self, rank: Rank) -> None:
-        try:
-            messages = rank.channel.pump()
-        except ChannelClosed:
-            rank.closed = True
-            return
-        except ChannelViolation as error:
-            self._fail(rank, violation=str(error))
-            return
-        for message in messages:
-            for fd in message.fds:
-                os.close(fd)
-            rank.pid = rank.pid or message.pid
-            self._obey(rank, message.body)
+    def _hear(self, rank: Rank) -> None:
+        for body in rank.receive():
+            self._obey(rank, body)
 
     def _obey(self, rank: Rank, body: Body) -> None:
         event = body.get("event")
@@ -178,27 +133,13 @@ class Group:
         if event == "ready":
             rank.ready = body
         elif event == "raised":
-            self._fail(rank, raised=body)
+            rank.fail(raised=body)
         elif event == "compile" and self._requests < MAX_REQUESTS:
             self._requests += 1
             self.compiling.add(rank.rank)
             self.upstream.send({"event": "compile", "rank": rank.rank, "request": body.get("request")})
         else:
-            self._fail(rank, violation=f"a message {str(event)[:40]!r} that no rank may send now")
-
-    def _fail(self, rank: Rank, *, raised: Body | None = None, violation: str | None = None) -> None:
-        if not rank.failed:
-            rank.raised, rank.violation, rank.failed_at = raised, violation, time.monotonic()
-
-    def _read_output(self, rank: Rank) -> None:
-        try:
-            data = os.read(rank.output, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            os.close(rank.output)
-            rank.output = -1
-        rank.printed += data[: max(0, self._output_chars - len(rank.printed))]
+            rank.fail(violation=f"a message {str(event)[:40]!r} that no rank may send now")
 
     def _read_notices(self) -> None:
         try:
@@ -220,10 +161,9 @@ class Group:
         os.set_blocking(self._notices, False)
 
     def _ended(self, rank: Rank, code: int) -> None:
-        if rank.exit is None:
-            self._read_rank(rank)
-            rank.exit = code
-            rank.failed_at = rank.failed_at or time.monotonic()
+        if not rank.closed:
+            self._hear(rank)
+        rank.end(code)
 
     def _read_upstream(self) -> None:
         for message in self.upstream.pump():
@@ -252,22 +192,4 @@ class Group:
 
     def kill(self) -> None:
         """End every process below this one and reap them all."""
-        while True:
-            for pid in _descendants():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                return
-            time.sleep(0.001)
-
-
-def _descendants() -> list[int]:
-    """Children of this process, orphans it adopted included."""
-    found = []
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
-            found += [int(pid) for pid in file.read().split()]
-    return found
+        end_descendants()

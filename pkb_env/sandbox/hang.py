@@ -16,7 +16,8 @@ from typing import Any
 
 from pkb_env.box import wait_record
 from pkb_env.box.worker import CANDIDATE
-from pkb_env.sandbox.group import Group, Rank
+from pkb_env.sandbox.group import Group
+from pkb_env.sandbox.rank import Rank
 
 _DUMP_WAIT_S = 0.8
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')

@@ -1,0 +1,149 @@
+"""A box as the evaluator sees it: ranks inside their walls, running one source; typed calls over a channel.
+
+Not here: what runs on the other side (`sandbox.box_group`), the order of an evaluation (`attempt`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import problems
+from pkb_env import hardware
+from pkb_env.box.channel import ChannelClosed
+from pkb_env.cancellation import SLACK_S, hang_up
+from pkb_env.config import EvalConfig
+from pkb_env.errors import HarnessError
+from pkb_env.sandbox.launcher import Zygote
+
+SLOTS = 4
+"""Sets of arguments that an arena holds; calls take turns through them, so addresses change from call to call."""
+_MEMORY_SHARE = 0.7
+"""How much of the machine's memory the ranks of one box may take together."""
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an oracle group is made for."""
+
+    problem: str
+    version: int
+    world_size: int
+    size: str
+    profile: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Outside clock of one call."""
+
+    ns: int
+    ranks_ns: tuple[int, ...]
+
+    @property
+    def skew_ns(self) -> int:
+        return max(self.ranks_ns) - min(self.ranks_ns)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Descriptors and sizes of the arenas through which one group of ranks gets its arguments and gives its outputs."""
+
+    fds: tuple[int, ...]
+    """Inputs of every rank, then outputs of every rank."""
+    in_capacity: int
+    out_capacity: int
+
+
+class BoxFailed(Exception):  # noqa: N818  a result of the candidate's, not an error of ours
+    """The group failed; carries the supervisor's report."""
+
+    def __init__(self, report: Body, deadline_s: float) -> None:
+        super().__init__(report.get("trouble"))
+        self.report, self.deadline_s = report, deadline_s
+
+
+class Box:
+    """Ranks inside their walls, running one source: a candidate's, or the reference's."""
+
+    def __init__(
+        self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[[Body, Path], Body] | None = None
+    ) -> None:
+        self._config, self._build = config, build
+        self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
+        self._zygote = zygote
+        self.channel = zygote.spawn("box")
+
+    def load(self, source: str, task: Task, slots: Slots, native: str = "") -> None:
+        """Tell the supervisor what to run; returns at once."""
+        for name in ("scratch", "lib"):
+            (self.folder / name).mkdir()
+        config, zygote, scratch = self._config, self._zygote, self.folder / "scratch"
+        self._send({
+            "world_size": task.world_size, "source": source, "native": native, "slots": SLOTS, "view": zygote.view,
+            "walls": [name for name, why_not in zygote.walls.items() if not why_not and name not in config.keep_open],
+            "in_capacity": slots.in_capacity, "out_capacity": slots.out_capacity,
+            "rank_memory_bytes": min(config.rank_memory_bytes, int(_MEMORY_SHARE * hardware.memory_bytes() / task.world_size)),
+            "names": problems.load(task.problem).arguments, "scratch": str(scratch), "store": str(scratch / "store"),
+            "read": [*zygote.read_paths, str(self.folder / "lib"), *([native] if native else [])], "write": [str(scratch)],
+            **config.model_dump(include={"symmetric_bytes", "disk_bytes", "output_chars", "load_deadline_s"}),
+        }, slots.fds)  # fmt: skip
+
+    def await_ready(self) -> None:
+        """Wait until every rank has loaded the source.
+
+        Raises:
+            BoxFailed: it could not be loaded.
+            HarnessError: the supervisor is gone.
+        """
+        self._receive("ready", self._config.load_deadline_s)
+
+    def call(self, slot: int, nonce: int) -> Call:
+        """One call of `solution` on every rank; the ranks are stopped when it returns.
+
+        Raises:
+            BoxFailed: a rank failed, or the deadline passed.
+            HarnessError: the supervisor is gone.
+        """
+        deadline = self._config.call_deadline_s
+        self._send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
+        body = self._receive("done", deadline)
+        return Call(body["ns"], tuple(body["ranks_ns"]))
+
+    def peak_memory(self) -> list[int | None]:
+        """Largest resident set of each rank in bytes."""
+        self._send({"cmd": "memory"})
+        return list(self._receive("memory", SLACK_S)["bytes"])
+
+    def close(self) -> None:
+        """End the group and wait until it has ended."""
+        hang_up(self.channel)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _send(self, body: Body, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self.channel.send(body, fds)
+        except ChannelClosed as error:
+            raise HarnessError(f"the supervisor of the box is gone: {error}") from None
+
+    def _receive(self, wanted: str, deadline_s: float) -> Body:
+        while True:
+            try:
+                body = self.channel.recv(deadline_s + SLACK_S).body
+            except (ChannelClosed, TimeoutError) as error:
+                raise HarnessError(f"the supervisor of the box is gone: {error}") from None
+            if body["event"] == "compile" and self._build is not None:
+                reply = self._build(body["request"], self.folder / "lib")
+                self._send({"cmd": "compiled", "rank": body["rank"], "reply": reply})
+            elif body["event"] == "failed":
+                raise BoxFailed(body, deadline_s)
+            elif body["event"] == wanted:
+                return body
+            else:
+                raise HarnessError(f"the supervisor of the box sent {body['event']!r}, wanted {wanted!r}")

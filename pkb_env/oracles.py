@@ -1,0 +1,104 @@
+"""An oracle as the evaluator sees it: inputs, answers and the judge for one task, and the reference in a box of its own.
+
+Not here: what runs on the other side (`oracle`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import problems
+from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.boxes import SLOTS, Body, Box, BoxFailed, Call, Slots, Task
+from pkb_env.cancellation import SLACK_S, hang_up
+from pkb_env.config import EvalConfig
+from pkb_env.errors import HarnessError
+from pkb_env.sandbox.launcher import Zygote
+
+_START_S, _DEADLINE_S = 150.0, 60.0
+_T = TypeVar("_T")
+
+
+class Oracle:
+    """Inputs, answers and the judge for one task, and the reference in a box of its own, called just as a candidate is."""
+
+    def __init__(self, zygote: Zygote, task: Task, folder: Path, config: EvalConfig) -> None:
+        self.task = task
+        self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
+        self.channel = zygote.spawn("oracle")
+        path = {"path": [p for p in sys.path if p], "store": str(self._folder / "store"), "slots": SLOTS}
+        self.channel.send({**path, **vars(task)})
+        self._reference = Box(zygote, config, self._folder)
+        self._fds: tuple[int, ...] = ()
+        self._slots: Slots | None = None
+
+    def ready(self) -> Slots:
+        """The arenas for a candidate's box; waits until the group and the reference are up.
+
+        Raises:
+            HarnessError: they do not come up.
+        """
+        if self._slots is None:
+            body, self._fds = self._receive(_START_S)
+            sizes, half = (body["in"], body["out"]), len(self._fds) // 2
+            self._reference.load(_reference_source(self.task), self.task, Slots(self._fds[:half], *sizes))
+            self._trusted(self._reference.await_ready)
+            self._slots = Slots(self._fds[half:], *sizes)
+        return self._slots
+
+    def ask(self, command: str, **details: Any) -> Body:
+        """Give an order (`begin`, `fill`, `judge`, `summary`) and wait for its answer.
+
+        Raises:
+            HarnessError: the oracle broke or is gone.
+        """
+        self.ready()
+        try:
+            self.channel.send({"cmd": command, "deadline_s": _DEADLINE_S, **details})
+        except ChannelClosed as error:
+            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
+        return self._receive(_DEADLINE_S + SLACK_S)[0]
+
+    def call(self, slot: int, nonce: int) -> Call:
+        """One call of the reference on every rank.
+
+        Raises:
+            HarnessError: the reference failed.
+        """
+        return self._trusted(lambda: self._reference.call(slot, nonce))
+
+    def channels(self) -> tuple[Channel, Channel]:
+        return self.channel, self._reference.channel
+
+    def _trusted(self, act: Callable[[], _T]) -> _T:
+        try:
+            return act()
+        except BoxFailed as failure:
+            raise HarnessError(f"the reference of {self.task.problem} failed: {failure.report}") from None
+
+    def _receive(self, timeout: float) -> tuple[Body, tuple[int, ...]]:
+        try:
+            message = self.channel.recv(timeout)
+        except (ChannelClosed, TimeoutError) as error:
+            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
+        if message.body.get("event") == "broken":
+            raise HarnessError(f"the oracle of {self.task.problem} broke: {message.body['error']}")
+        return message.body, message.fds
+
+    def close(self) -> None:
+        self._reference.close()
+        hang_up(self.channel)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _reference_source(task: Task) -> str:
+    return problems.reference_source(problems.load(task.problem))

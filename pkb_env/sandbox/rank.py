@@ -1,0 +1,93 @@
+"""One rank as its supervisor sees it: descriptors, and everything that was heard of it.  Nothing a rank says is trusted."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pkb_env.box import control
+from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
+from pkb_env.box.worker import Lines
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Rank:
+    """What the supervisor holds of one rank."""
+
+    rank: int
+    channel: Channel
+    page: control.Page
+    go: int
+    done: int
+    dump: int
+    output: int
+    pid: int | None = None
+    ready: Body | None = None
+    finished_ns: int | None = None
+    raised: Body | None = None
+    exit: int | None = None
+    violation: str | None = None
+    failed_at: float | None = None
+    printed: bytearray = field(default_factory=bytearray)
+    closed: bool = False
+
+    @classmethod
+    def create(cls, number: int, page: control.Page) -> tuple[Rank, Lines]:
+        """Both sides of everything that connects a rank with its supervisor; the page's descriptor is added by the caller."""
+        ours, theirs = Channel.pair()
+        go, done, dump = os.eventfd(0), os.eventfd(0), os.memfd_create(f"pkb-dump-{number}")
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        rank = cls(number, Channel(ours, credentials=True), page, go, done, dump, reader)
+        return rank, Lines(theirs.detach(), go, done, dump, writer, -1)
+
+    @property
+    def failed(self) -> bool:
+        return self.raised is not None or self.exit is not None or self.violation is not None
+
+    def fail(self, *, raised: Body | None = None, violation: str | None = None) -> None:
+        """Note the first failure; what comes later is consequence."""
+        if not self.failed:
+            self.raised, self.violation, self.failed_at = raised, violation, time.monotonic()
+
+    def end(self, code: int) -> None:
+        """Note how the process ended."""
+        if self.exit is None:
+            self.exit, self.failed_at = code, self.failed_at or time.monotonic()
+
+    def receive(self) -> list[Body]:
+        """What the rank has said since the last time; a rank that breaks the protocol has failed."""
+        try:
+            messages = self.channel.pump()
+        except ChannelClosed:
+            self.closed = True
+            return []
+        except ChannelViolation as error:
+            self.fail(violation=str(error))
+            return []
+        for message in messages:
+            for fd in message.fds:
+                os.close(fd)
+            self.pid = self.pid or message.pid
+        return [message.body for message in messages]
+
+    def read_output(self, keep: int) -> None:
+        """Drain what the rank prints; the first `keep` bytes are kept."""
+        try:
+            data = os.read(self.output, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            os.close(self.output)
+            self.output = -1
+        self.printed += data[: max(0, keep - len(self.printed))]
+
+    def read_done(self) -> None:
+        """Note the outside time at which the rank had done what was ordered."""
+        now = time.perf_counter_ns()
+        os.eventfd_read(self.done)
+        self.finished_ns = now
