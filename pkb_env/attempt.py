@@ -90,14 +90,43 @@ class Attempt:
             HarnessError: something of ours failed.
             Cancelled: the evaluation was given up.
         """
-        job, machine = self.job, self.machine
-        machine.broker.prefetch(literal_sources(job.candidate))
-        with machine.pool.taken(job.task, job.cancellation) as oracle, self._opened(Box(
-            machine.zygote, machine.config, machine.folder, machine.broker.build
-        )) as box:  # fmt: skip
-            result = self._in_box(oracle, box)
+        try:
+            result = self._evaluate()
+        except BoxFailed as failure:
+            result = Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
+        except Tampered as evidence:
+            result = Result(Outcome(Status.TAMPERED, "judge", str(evidence), ()), first_call_ms=self._first_ms())
         result.stage_s = {name: round(seconds, 4) for name, seconds in self.stage_s.items()}
         return result
+
+    def _evaluate(self) -> Result:
+        job, machine, check = self.job, self.machine, self.job.cancellation.check
+        with ExitStack() as groups:
+            with machine.lock.shared(check):
+                oracle, box = self._start(groups)
+                with self._stage("run"):
+                    right = all(self._judged_call(box, oracle, trial) for trial in range(machine.config.trials))
+            speed = None
+            if right and job.timed and machine.config.pairs:
+                right, speed = self._alone(box, oracle)
+            return self._result(oracle.ask("summary"), box.peak_memory(), speed if right else None)
+
+    def _start(self, groups: ExitStack) -> tuple[Oracle, Box]:
+        """Oracle and box, ready; builds run meanwhile, and none outlasts this."""
+        job, machine = self.job, self.machine
+        builds = machine.broker.prefetch(literal_sources(job.candidate))
+        try:
+            with self._stage("oracle"):
+                oracle = groups.enter_context(machine.pool.taken(job.task, job.cancellation))
+                box = groups.enter_context(self._opened(Box(machine.zygote, machine.config, machine.folder, machine.broker.build)))
+                oracle.ask("begin")
+            with self._stage("load"):
+                box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
+                box.await_ready()
+        finally:
+            for build in builds:
+                build.join()
+        return oracle, box
 
     @contextmanager
     def _opened(self, box: Box) -> Iterator[Box]:
@@ -108,34 +137,13 @@ class Attempt:
             with self._stage("end"):
                 box.close()
 
-    def _in_box(self, oracle: Oracle, box: Box) -> Result:
-        job, machine = self.job, self.machine
-        with self._stage("oracle"):
-            oracle.ask("begin")
-        try:
-            box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
-            return self._evaluate(box, oracle)
-        except BoxFailed as failure:
-            return Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
-        except Tampered as evidence:
-            return Result(Outcome(Status.TAMPERED, "judge", str(evidence), ()), first_call_ms=self._first_ms())
-
-    def _evaluate(self, box: Box, oracle: Oracle) -> Result:
-        check, lock = self.job.cancellation.check, self.machine.lock
-        with lock.shared(check):
-            with self._stage("load"):
-                box.await_ready()
-            with self._stage("run"):
-                right = all(self._judged_call(box, oracle, trial) for trial in range(self.machine.config.trials))
-        speed = None
-        if right and self.job.timed and self.machine.config.pairs:
+    def _alone(self, box: Box, oracle: Oracle) -> tuple[bool, timing.Speed | None]:
+        """The timed stage has the machine alone."""
+        with ExitStack() as waiting:
             with self._stage("queue"):
-                waiting = ExitStack()
-                waiting.enter_context(lock.alone(check))
-            with waiting, self._stage("time"):
-                right, speed = self._timed(box, oracle)
-        summary = oracle.ask("summary")
-        return self._result(summary, box.peak_memory(), speed if right else None)
+                waiting.enter_context(self.machine.lock.alone(self.job.cancellation.check))
+            with self._stage("time"):
+                return self._timed(box, oracle)
 
     def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
         reports = [RankReport(**r | {"index": tuple(r["index"]) if r["index"] else None}) for r in summary["ranks"]]

@@ -99,7 +99,7 @@ class Broker:
         """The toolchain with its precompiled header and the box's native library.
 
         Raises:
-            ToolchainError: this machine has no C++ compiler, or it cannot build ours.
+            NoCompiler: this machine has no C++ compiler, or it cannot build ours.
         """
         with self._lock:
             if self._prepared is None:
@@ -124,10 +124,12 @@ class Broker:
             _link(Path(reply["path"]), target)
         return {"path": str(target)}
 
-    def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> None:
+    def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> list[threading.Thread]:
         """Start building literal sources before a rank asks for them; failures show when it asks."""
-        for source, flags in sources:
-            threading.Thread(target=self._quietly, args=(source, flags), daemon=True).start()
+        threads = [threading.Thread(target=self._quietly, args=source, daemon=True) for source in sources]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def _quietly(self, source: str, flags: tuple[str, ...]) -> None:
         with contextlib.suppress(FlagError, HarnessError):
@@ -171,6 +173,7 @@ class Broker:
         if order.kind == "cpp":
             command, deadline = prepared.command(source, library, order.flags), self._config.compile_deadline_s
         else:
+            prepared.prepare_extensions()
             command = prepared.extension_command(source, library, order.name, order.flags)
             deadline = self._config.extension_deadline_s
         answer = self._run(folder, command, deadline)

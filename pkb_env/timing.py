@@ -80,7 +80,7 @@ def bootstrap(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 
 def sign_test(ratios: np.ndarray) -> float:
-    """z of the sign test against "not faster", ties left out: the exact binomial tail, as a normal deviate.
+    """Normal deviate z of the sign test against "not faster", ties left out: from the exact binomial tail.
 
     The usual approximation (wins - n/2) / sqrt(n/4) would let through 3 % at 5, 8 or 11 pairs where 2 % are promised.
     """

@@ -1,8 +1,8 @@
 """The recipe of C++: which compiler, which command line, and what is built beforehand.
 
 Two kinds of sources: `cpp` (plain C ABI, native/pkb.h included through a precompiled header, some tenths of a second) and
-`extension` (includes torch/extension.h as torch.utils.cpp_extension.load_inline does; about half a minute, less than ten
-seconds after `prepare_extensions`).
+`extension` (includes torch/extension.h as torch.utils.cpp_extension.load_inline does; about half a minute, half of that or
+less after `prepare_extensions`).
 
 A precompiled header is used only where every setting of code generation is the one it was built with: gcc takes it with
 other -O levels too, and then crashes now and then.
@@ -157,7 +157,7 @@ class Prepared:
         ]  # fmt: skip
 
     def prepare_extensions(self) -> None:
-        """Precompile a small torch/extension.h: most of a minute and 0.6 GB once, a third of the time ever after.
+        """Precompile a small torch/extension.h: most of a minute and 0.6 GB once, every later build takes half the time or less.
 
         Raises:
             NoCompiler: the compiler fails on torch's headers; carries its log.

@@ -152,8 +152,7 @@ def test_messages_before_the_garbage_are_the_writers_last() -> None:
         with pytest.raises(ChannelViolation):
             theirs.pump()
         with pytest.raises(ChannelClosed, match="cannot send"):
-            for _ in range(3):
-                ours.send({"more": 1}, timeout=0.2)
+            ours.send({"more": 1}, timeout=0.2)
 
 
 def test_descriptors_stay_with_their_message() -> None:
@@ -201,10 +200,12 @@ def test_the_largest_number_of_descriptors() -> None:
 def test_descriptors_without_messages_are_capped_and_closed(ends: tuple[Channel, socket.socket]) -> None:
     reader, writer = ends
     writer.send(struct.pack("<I", 1000))
+    for _ in range(2):
+        with_fds(writer, b"{", [0] * 250)
+        assert reader.pump() == []
+    with_fds(writer, b"{", [0])
     with pytest.raises(ChannelViolation, match="descriptors without their messages"):
-        for _ in range(10):
-            with_fds(writer, b"{", [0] * 250)
-            reader.pump()
+        reader.pump()
     with pytest.raises(ChannelClosed):
         reader.pump()
 
@@ -293,6 +294,7 @@ def test_an_end_in_the_middle_of_a_message(ends: tuple[Channel, socket.socket]) 
         reader.recv(1)
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_the_kernel_vouches_for_the_sender() -> None:
     ours, theirs = Channel.pair()
     reader = Channel(ours, credentials=True)

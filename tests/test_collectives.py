@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from tests.gloo_ranks import RankFailed, run_on_ranks
 
 from pkb_env.box import collectives, control
+from tests.gloo_ranks import RankFailed, run_on_ranks
 
 W = 3
 FP8 = [getattr(torch, n) for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")]
@@ -235,7 +235,7 @@ def reduce_leaves_the_others_alone() -> None:
         lambda t: dist.reduce(t, dst=1),
         lambda t: dist.reduce(tensor=t, dst=1, op=dist.ReduceOp.SUM),
         lambda t: dist.reduce(t, group_dst=1),
-        lambda t: dist.reduce(t, 1, dist.ReduceOp.SUM, None, True).wait(),
+        lambda t: dist.reduce(t, 1, dist.ReduceOp.SUM, None, True).wait(),  # noqa: FBT003
         lambda t: dist.reduce(t, dst=1, async_op=True).wait(),
     ]
     for call in calls:
@@ -382,7 +382,7 @@ def _run_all() -> dict[str, str]:
     for name, check in CHECKS.items():
         try:
             check()
-        except BaseException:
+        except BaseException:  # noqa: BLE001  told to the test
             report[name] = f"rank {dist.get_rank()}: {traceback.format_exc()}"
         failed = torch.tensor(float(report[name] != "not run: an earlier check failed"))
         dist.all_reduce(failed)
@@ -428,7 +428,7 @@ def _batch() -> list[Any]:
 
 WAITS: dict[str, tuple[Callable[[], Any], str, bool]] = {
     "all_reduce": (lambda: dist.all_reduce(torch.ones(2)), "all_reduce", True),
-    "barrier": (lambda: dist.barrier(), "barrier", True),
+    "barrier": (lambda: dist.barrier(), "barrier", True),  # noqa: PLW0108  the patched one
     "strided all_reduce": (lambda: dist.all_reduce(strided(torch.ones(2))), "all_reduce", True),
     "deprecated name": (lambda: dist.all_gather_into_tensor(torch.ones(W, 2), torch.ones(2)), "all_gather_into_tensor", True),
     "unequal": (lambda: dist.all_gather([torch.ones(r) for r in range(W)], torch.ones(dist.get_rank())), "all_gather", True),
@@ -473,7 +473,7 @@ def _watch_all() -> dict[str, tuple[control.Status, control.Status]]:
 def _watch(name: str, reader: control.Page) -> tuple[control.Status, control.Status]:
     """Rank 0 enters at once and looks at its page from a second thread; the others enter when it has seen enough."""
     call, *wanted = WAITS[name]
-    store, seen = dist.distributed_c10d._get_default_store(), []
+    store, seen = dist.distributed_c10d._get_default_store(), []  # noqa: SLF001
     dist.barrier()
 
     def look() -> None:

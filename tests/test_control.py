@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ def test_long_names_are_cut_and_a_page_has_no_overlap(fd: int) -> None:
 def test_any_bytes_give_a_status_of_plain_words(data: bytes) -> None:
     fd = control.create(1)
     page = Page(fd, 0)
-    page._map[2048 : 2048 + 56] = data
+    page._map[2048 : 2048 + 56] = data  # noqa: SLF001  a rank writes there without asking
     status = page.status()
     assert status.phase in (*control.PHASES, "unknown")
     assert all(c.isascii() and (c.isalnum() or c in "_. ?") for c in status.collective)
@@ -78,7 +79,7 @@ def test_any_bytes_give_a_status_of_plain_words(data: bytes) -> None:
 
 def test_terminal_codes_do_not_get_through(fd: int) -> None:
     page = Page(fd, 0)
-    struct.pack_into("<II48s", page._map, 2048, 99, 7, b">\x1b[2Jrank 0\nis fine\xff")
+    struct.pack_into("<II48s", page._map, 2048, 99, 7, b">\x1b[2Jrank 0\nis fine\xff")  # noqa: SLF001
     assert page.status() == Status("unknown", 7, "??2Jrank 0?is fine?", inside=True)
 
 
@@ -90,8 +91,6 @@ def test_no_rank_can_shrink_the_page_under_its_reader(fd: int) -> None:
 
 
 def test_the_wait_record_lies_where_symmetric_memory_writes(fd: int) -> None:
-    import ctypes
-
     rank = Page(fd, 1)
     ctypes.memmove(rank.wait_address, b"w" * 64, 64)
     assert Page(fd, 1).wait_record() == b"w" * 64

@@ -18,14 +18,15 @@ PEER = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection cl
 def rank(number: int, **changes: Any) -> dict[str, Any]:
     """What a supervisor says of a rank that is computing in line 7."""
     return {
-        "rank": number, "phase": "call", "ready": True, "done": False, "exit": None, "raised": None, "violation": None, "state": "R",
-        "line": 7, "function": "solution", "inside": None, "collective": "", "after": "", "sequence": 0, "waits": "",
+        "rank": number, "phase": "call", "ready": True, "done": False, "exit": None, "raised": None, "violation": None,
+        "state": "R",        "line": 7, "function": "solution", "inside": None, "collective": "", "after": "", "sequence": 0, "waits": "",
         "peak_memory_bytes": 1 << 27, "printed": "", "failed_at": None,
     } | changes  # fmt: skip
 
 
 def raised(number: int, kind: str = "ValueError", text: str = "bad shape", at: float = 1.0, **told: Any) -> dict[str, Any]:
-    message = {"event": "raised", "phase": "call", "type": kind, "text": text, "line": 12, "function": "solution", "log": None} | told
+    message = {"event": "raised", "phase": "call", "type": kind, "text": text, "line": 12, "function": "solution", "log": None}
+    message |= told
     return rank(number, raised=message, failed_at=at, phase="raised", line=None, function=None)
 
 
@@ -42,19 +43,22 @@ FAILED = {
     "raise on the last rank": ([rank(0), raised(1)], "call", Status.RUNTIME_ERROR, "rank 1, line 12"),
     "raise without text": ([raised(0, "AssertionError", "")], "call", Status.RUNTIME_ERROR, "solution(): AssertionError"),
     "system exit": ([raised(0, "SystemExit", "3")], "call", Status.RUNTIME_ERROR, "SystemExit: 3"),
-    "denied fork": ([raised(0, "PermissionError", "[Errno 1] Operation not permitted")], "call", Status.RUNTIME_ERROR, "PermissionError"),
+    "denied fork": ([raised(0, "PermissionError", "[Errno 1] Operation not permitted")], "call", Status.RUNTIME_ERROR,
+                    "PermissionError"),
     "exit": ([ended(0, 3)], "call", Status.RUNTIME_ERROR, "rank 0 ended during the call with exit 3"),
     "exit 0": ([rank(0), ended(1, 0)], "call", Status.RUNTIME_ERROR, "rank 1 ended during the call with exit 0"),
     "segfault": ([ended(0, -11)], "call", Status.RUNTIME_ERROR, "signal SIGSEGV"),
-    "killed": ([ended(0, -9)], "call", Status.RUNTIME_ERROR, "signal SIGKILL (which is also how the kernel ends a process when memory"),
-    "abort that printed": ([ended(0, -6, printed="assert failed\n")], "call", Status.RUNTIME_ERROR, "it had printed: assert failed"),
+    "killed": ([ended(0, -9)], "call", Status.RUNTIME_ERROR,
+               "signal SIGKILL (which is also how the kernel ends a process when memory"),
+    "abort that printed": ([ended(0, -6, printed="assert failed\n")], "call", Status.RUNTIME_ERROR,
+                           "it had printed: assert failed"),
     "raise at import": ([raised(0, "ImportError", "no module", function="<module>")], "load", Status.LOAD_ERROR,
                         "importing the module failed on rank 0, line 12: ImportError: no module"),
     "exit at import": ([ended(0, 1)], "load", Status.LOAD_ERROR, "rank 0 ended while the module was imported with exit 1"),
     "segfault at import": ([ended(0, -11)], "load", Status.RUNTIME_ERROR, "while the module was imported with signal SIGSEGV"),
     "compiler at import": ([raised(0, "CompileError", "failed", log="k.cpp:3: error: no")], "load", Status.COMPILE_ERROR,
                            "the compiler refused a source (rank 0, line 12 in solution()):\nk.cpp:3: error: no"),
-    "compiler in a call": ([raised(1, "CompileError", "failed", log="error")], "call", Status.COMPILE_ERROR, "rank 1"),
+    "compiler in a call": ([rank(0), raised(1, "CompileError", "failed", log="error")], "call", Status.COMPILE_ERROR, "rank 1"),
     "memory error": ([raised(0, "MemoryError", "")], "call", Status.OUT_OF_MEMORY, "rank 0, line 12 in solution(): MemoryError"),
     "torch's allocator": ([raised(0, "RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to")], "call",
                           Status.OUT_OF_MEMORY, "rank 0"),
@@ -64,7 +68,8 @@ FAILED = {
                               Status.OUT_OF_MEMORY, "signal SIGABRT"),
     "violation": ([rank(0), rank(1, violation="a message that is no JSON", failed_at=1.0)], "call", Status.TAMPERED,
                   "rank 1 broke the protocol of the box: a message that is no JSON"),
-    "violation after a raise": ([raised(0), rank(1, violation="a message of 9 bytes", failed_at=1.1)], "call", Status.TAMPERED, "rank 1"),
+    "violation after a raise": ([raised(0), rank(1, violation="a message of 9 bytes", failed_at=1.1)], "call", Status.TAMPERED,
+                                "rank 1"),
 }  # fmt: skip
 
 
@@ -85,11 +90,14 @@ LATE = {
     "after a collective": ([rank(0, after="barrier", sequence=2)], "call", Status.TIMEOUT, "after collective #2 barrier"),
     "in a library": ([rank(0, inside="matmul")], "call", Status.TIMEOUT, "inside matmul"),
     "stopped": ([rank(0, state="T")], "call", Status.TIMEOUT, "stopped by a signal"),
-    "one waits": ([WAITING, rank(1)], "call", Status.DEADLOCK, "rank 0 is at line 7 in solution(), waits in collective #3 all_reduce"),
-    "all wait": ([WAITING, rank(1, collective="broadcast", sequence=3)], "call", Status.DEADLOCK, "waits in collective #3 broadcast"),
+    "one waits": ([WAITING, rank(1)], "call", Status.DEADLOCK,
+                  "rank 0 is at line 7 in solution(), waits in collective #3 all_reduce"),
+    "all wait": ([WAITING, rank(1, collective="broadcast", sequence=3)], "call", Status.DEADLOCK,
+                 "waits in collective #3 broadcast"),
     "asynchronous": ([rank(0, collective="wait for all_reduce", sequence=2)], "call", Status.DEADLOCK,
                      "waits for the result of collective #2 all_reduce"),
-    "an unnamed work": ([rank(0, collective="wait for a collective")], "call", Status.DEADLOCK, "waits for the result of a collective"),
+    "an unnamed work": ([rank(0, collective="wait for a collective")], "call", Status.DEADLOCK,
+                        "waits for the result of a collective"),
     "symmetric memory": ([rank(0, waits="barrier on channel 1: waits for rank 1"), rank(1)], "call", Status.DEADLOCK,
                          "in symmetric-memory barrier on channel 1: waits for rank 1"),
     "one returned": ([rank(0, done=True), rank(1)], "call", Status.DEADLOCK, "rank 0 returned; rank 1 is at line 7"),
@@ -149,7 +157,9 @@ def test_reports_say_what_each_rank_did() -> None:
     assert third.peak_memory_bytes == 1 << 27
 
 
-@pytest.mark.parametrize(("code", "text"), [(0, "exit 0"), (3, "exit 3"), (-9, "signal SIGKILL"), (-200, "signal 200"), (None, "no exit")])
+@pytest.mark.parametrize(("code", "text"), [
+    (0, "exit 0"), (3, "exit 3"), (-9, "signal SIGKILL"), (-200, "signal 200"), (None, "no exit"),
+])  # fmt: skip
 def test_exit_text(code: int | None, text: str) -> None:
     assert exit_text(code) == text
 
@@ -158,7 +168,8 @@ def test_exit_text(code: int | None, text: str) -> None:
     ("cannot open /home/u/.cache/pkb/runs/run-x/box-y/scratch/store", "cannot open .../store"),
     ('File "/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 3', 'File ".../functional.py", line 3'),
     ("/work/a/b.cpp:3:5: error: x", ".../b.cpp:3:5: error: x"), ("see https://pytorch.org/docs/stable/x.html", None),
-    ("a/b/c and 1/2/3 and /dev/shm and //x/y", None), ("line\n\ttab", None), ("\x1b[31mred\x1b[0m\x07", "red"), ("a\ud800b", "a?b"),
+    ("a/b/c and 1/2/3 and /dev/shm and //x/y", None), ("line\n\ttab", None), ("\x1b[31mred\x1b[0m\x07", "red"),
+    ("a\ud800b", "a?b"),
     ("\x00\x85", ""), (None, ""), (7, ""), (["x"], ""),
 ])  # fmt: skip
 def test_what_is_shown_is_clean(came: Any, shown: str | None) -> None:
@@ -166,24 +177,28 @@ def test_what_is_shown_is_clean(came: Any, shown: str | None) -> None:
 
 
 def test_folders_of_this_machine_are_never_shown() -> None:
-    secret = "/home/somebody/private/place"
-    told = {"text": f"no {secret}/x", "log": f"{secret}/k.cpp:1: error", "function": f"{secret}/f", "type": f"{secret}/T"}
+    private = "/home/somebody/private/place"
+    told = {"text": f"no {private}/x", "log": f"{private}/k.cpp:1: error", "function": f"{private}/f", "type": f"{private}/T"}
     for found in (
-        explained(raised(0, **told)), explained(raised(0, **told | {"log": None})), explained(ended(0, 1, printed=f"at {secret}/y")),
-        explained(rank(0, violation=f"{secret}/z", failed_at=1.0)),
-        explained(rank(0, inside=f"{secret}/i", function=f"{secret}/g"), trouble="deadline"),
+        explained(raised(0, **told)), explained(raised(0, **told | {"log": None})),
+        explained(ended(0, 1, printed=f"at {private}/y")),
+        explained(rank(0, violation=f"{private}/z", failed_at=1.0)),
+        explained(rank(0, inside=f"{private}/i", function=f"{private}/g"), trouble="deadline"),
     ):  # fmt: skip
         assert "somebody" not in repr(found)
 
 
-ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)) | st.lists(st.integers(), max_size=2)
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(codec=None)), st.lists(st.integers(), max_size=2),
+)  # fmt: skip
 
 
 @given(st.dictionaries(st.sampled_from(["event", "phase", "type", "text", "line", "function", "log", "x"]), ANYTHING))
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_rank_tells_becomes_a_verdict(told: dict[str, Any]) -> None:
     found = explained(rank(0, raised=told, failed_at=1.0) if told else raised(0))
-    verdict = Verdict(found.status, found.stage, found.message, "p", 1, "hardened", "s", 1, "torch", "cpu", "d", ranks=found.ranks)
+    verdict = Verdict(found.status, found.stage, found.message, "p", 1, "hardened", "s", 1, "torch", "cpu", "d",
+                      ranks=found.ranks)  # fmt: skip
     assert Verdict.from_json(verdict.to_json()) == verdict
     (found.message + repr(found.ranks)).encode()
     assert len(found.message) < 30_000

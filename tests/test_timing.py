@@ -55,7 +55,7 @@ def test_a_hand_computed_case() -> None:
 
 
 def test_bootstrap_of_two_values() -> None:
-    """Of n = 5 draws from {1 (twice), 2 (three times)} the median is 1 in 31.7 % of all resamples: both tails are wider than 2.5 %."""
+    """Of 5 draws from {1 twice, 2 three times} the median is 1 in 31.7 % of all resamples: both tails are wider than 2.5 %."""
     assert bootstrap(np.array([1.0, 1.0, 2.0, 2.0, 2.0])) == (1.0, 2.0)
     assert bootstrap(np.full(9, 3.0)) == (3.0, 3.0)
 

@@ -10,7 +10,6 @@ import array
 import contextlib
 import json
 import os
-import os
 import select
 import socket
 import struct
@@ -85,7 +84,8 @@ class Channel:
         """
         data = json.dumps(body).encode()
         if len(data) > MAX_MESSAGE or len(fds) > MAX_FDS:
-            raise ValueError(f"a message of {len(data)} bytes with {len(fds)} descriptors; at most {MAX_MESSAGE} and {MAX_FDS} are taken")
+            came = f"a message of {len(data)} bytes with {len(fds)} descriptors"
+            raise ValueError(f"{came}; at most {MAX_MESSAGE} and {MAX_FDS} are taken")
         packet = memoryview(_LENGTH.pack(len(data)) + data)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         end = time.monotonic() + timeout

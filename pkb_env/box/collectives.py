@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +79,7 @@ class Notes:
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self._names = WeakIdKeyDictionary()
+        self._names: Any = WeakIdKeyDictionary()
         """(number, name) of the collective that made a work, or the tensor of a functional one."""
         self._thread = threading.local()
 
@@ -92,8 +91,11 @@ class Notes:
             if self._busy:
                 return function(*args, **kwargs)
             number = self._page.begin(name)
-            with self._inside():
+            self._thread.busy = True
+            try:
                 result = function(*args, **kwargs)
+            finally:
+                self._leave()
             self._remember(result, (number, name))
             return result
 
@@ -111,8 +113,11 @@ class Notes:
             if self._busy:
                 return original(what, *args, **kwargs)
             self._page.await_(*self._names.get(what, (0, "a collective")))
-            with self._inside():
+            self._thread.busy = True
+            try:
                 return original(what, *args, **kwargs)
+            finally:
+                self._leave()
 
         return wait
 
@@ -120,14 +125,9 @@ class Notes:
     def _busy(self) -> bool:
         return getattr(self._thread, "busy", False)
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._thread.busy = True
-        try:
-            yield
-        finally:
-            self._thread.busy = False
-            self._page.end()
+    def _leave(self) -> None:
+        self._thread.busy = False
+        self._page.end()
 
     def _remember(self, result: Any, note: tuple[int, str]) -> None:
         for part in result if isinstance(result, list) else [result]:

@@ -57,9 +57,9 @@ class Joined(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until all are done."""
-        done = all([work.wait() if timeout is None else work.wait(timeout) for work in self._works])
+        done = [work.wait() if timeout is None else work.wait(timeout) for work in self._works]
         self._land()
-        return done
+        return all(done)
 
     def is_completed(self) -> bool:
         """Whether all are done."""
@@ -75,7 +75,11 @@ class Joined(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future that is set when all are done."""
         parts = torch.futures.collect_all([work.get_future() for work in self._works])
-        return parts.then(lambda done: (self._land(), done.value())[1])
+        return parts.then(self._landed_value)
+
+    def _landed_value(self, done: torch.futures.Future[Any]) -> Any:
+        self._land()
+        return done.value()
 
     def _land(self) -> None:
         landed, self._landed = self._landed, lambda: None
@@ -112,9 +116,9 @@ def broadcast(original: Original, tensor: Tensor, *args: Any, **kwargs: Any) -> 
     return staging.land(original(as_bytes(staging.buffer(tensor)), *args, **kwargs))
 
 
-def reduce(  # noqa: PLR0913  the signature is torch's
+def reduce(
     original: Original, tensor: Tensor, dst: int | None = None, op: Any = dist.ReduceOp.SUM, group: Any = None,
-    async_op: bool = False, group_dst: int | None = None,  # noqa: FBT001, FBT002
+    async_op: bool = False, group_dst: int | None = None,
 ) -> Any:  # fmt: skip
     """Any strides; the buffers of the ranks that receive nothing stay as they are."""
     staging = Staging()
@@ -123,14 +127,14 @@ def reduce(  # noqa: PLR0913  the signature is torch's
     return staging.land(original(buffer, dst, op, group, async_op, group_dst))
 
 
-def all_gather(original: Original, outputs: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:  # noqa: FBT001, FBT002
+def all_gather(original: Original, outputs: list[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Any:
     """Unequal shapes, fp8; as with NCCL an output takes elements, not shapes."""
     equal = all(o.shape == outputs[0].shape for o in outputs)
     if not _member(group) or (equal and tensor.shape == outputs[0].shape):
         return original([as_bytes(o) for o in outputs], as_bytes(tensor), group, async_op)
     if len(outputs) != dist.get_world_size(group) or tensor.numel() != outputs[dist.get_rank(group)].numel():
-        shapes = [list(o.shape) for o in outputs]
-        raise ValueError(f"all_gather of {list(tensor.shape)} into {shapes}: wanted one output per rank, this rank's of equal size")
+        came = f"all_gather of {list(tensor.shape)} into {[list(o.shape) for o in outputs]}"
+        raise ValueError(f"{came}: wanted one output per rank, this rank's of equal size")
     return _gather_unequal(outputs, tensor, group, async_op=async_op)
 
 
@@ -185,19 +189,19 @@ def all_to_all_single(original: Original, output: Tensor, input: Tensor, *args: 
 
 def all_to_all(
     original: Original, output_tensor_list: list[Tensor], input_tensor_list: list[Tensor], group: Any = None,
-    async_op: bool = False,  # noqa: FBT001, FBT002
+    async_op: bool = False,
 ) -> Any:  # fmt: skip
     """Unequal shapes, any strides, fp8: sent as one flat tensor with split sizes, whatever the shapes on this rank."""
     if not _member(group):
         return original(output_tensor_list, input_tensor_list, group, async_op)
     outputs, inputs = [list(map(as_bytes, tensors)) for tensors in (output_tensor_list, input_tensor_list)]
-    splits = [[t.numel() for t in tensors] for tensors in (outputs, inputs)]
+    takes, gives = [[t.numel() for t in tensors] for tensors in (outputs, inputs)]
     sent = torch.cat([_flat(t) for t in inputs])
-    received = sent.new_empty(sum(splits[0]))
-    work = _all_to_all_single(received, sent, *splits, group=group, async_op=async_op)
+    received = sent.new_empty(sum(takes))
+    work = _all_to_all_single(received, sent, takes, gives, group, async_op)
 
     def land() -> None:
-        for output, part in zip(outputs, received.split(splits[0]), strict=True):
+        for output, part in zip(outputs, torch.split(received, takes), strict=True):
             output.detach().copy_(part.view(output.shape))
 
     if work is not None:

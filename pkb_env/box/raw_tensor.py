@@ -15,7 +15,7 @@ _NAMES = (
     "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
     "float8_e8m0fnu",
 )  # fmt: skip
-DTYPES = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
 """By name.  A quantised type needs more than its bytes: reading one from a buffer crashes torch."""
 _MAX_DIMS = 16
 _MAX_ELEMENTS = 1 << 48

@@ -42,7 +42,7 @@ def main(upstream: Channel) -> None:
 
     symmetric = tuple(symm_arena.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
     fds = Fds(first.fds[:world_size], first.fds[world_size : 2 * world_size], symmetric)
-    walls.enter_namespaces(config["walls"])
+    walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
     group = Group(world_size, upstream, config["output_chars"])
     try:
         group.start(

@@ -13,10 +13,11 @@ import socket
 import struct
 from pathlib import Path
 
-from pkb_env.sandbox.syscalls import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, prctl, unshare
+from pkb_env.sandbox.syscalls import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, mount, prctl, unshare
 
-_NEWUSER, _NEWIPC, _NEWNET, _NEWPID = 0x10000000, 0x08000000, 0x40000000, 0x20000000
+_NEWUSER, _NEWNS, _NEWIPC, _NEWNET, _NEWPID = 0x10000000, 0x00020000, 0x08000000, 0x40000000, 0x20000000
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
+_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 0x4000, 1 << 18
 MAX_OPEN_FILES = 512
 
 
@@ -37,19 +38,29 @@ def cap(memory_bytes: int, file_bytes: int) -> None:
 
 
 def own_namespaces(*, pids: bool = True) -> None:
-    """User, network and IPC name spaces of one's own, the loopback interface up; with `pids` the next child is pid 1 of another.
+    """User, mount, network and IPC name spaces of one's own, the loopback interface up; with `pids` the next child is pid 1.
 
     Raises:
         OSError: this machine does not allow it (inside many containers).
     """
     user, group = os.getuid(), os.getgid()
     prctl(PR_SET_DUMPABLE, 1)
-    unshare(_NEWUSER | _NEWIPC | _NEWNET | (_NEWPID if pids else 0))
+    unshare(_NEWUSER | _NEWNS | _NEWIPC | _NEWNET | (_NEWPID if pids else 0))
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
     with socket.socket() as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))
+
+
+def small_folder(folder: str, size_bytes: int, files: int = 4096) -> None:
+    """Cover a folder with one in memory that holds at most so many bytes and files; needs a mount name space of one's own.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    mount("none", "/", "", _MS_REC | _MS_PRIVATE, "")
+    mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size_bytes},nr_inodes={files},mode=700")
 
 
 def close_all_but(keep: set[int]) -> None:

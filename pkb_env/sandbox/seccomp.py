@@ -1,7 +1,8 @@
 """seccomp: which system calls a rank may make, for good.  A classic BPF program written out by hand (x86-64 only).
 
-Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, sockets other than
-unix, TCP and the list of interfaces, signals to anybody but oneself.  Threads are allowed.
+Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, memory that no limit
+counts, sockets other than unix, TCP and the list of interfaces, signals to anybody but oneself, outliving one's parent.
+Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
 
@@ -14,12 +15,12 @@ import platform
 import struct
 from dataclasses import dataclass, field
 
-from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, checked, prctl, syscall
+from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, checked, prctl, syscall
 
 _LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
-_SECCOMP, _CLONE, _CLONE3, _SOCKET = 317, 56, 435, 41
+_SECCOMP, _CLONE, _CLONE3, _SOCKET, _PRCTL = 317, 56, 435, 41, 157
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _SIGNALS = {62: "kill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"}
@@ -35,7 +36,7 @@ _DENIED = {
     179: "quotactl", 135: "personality", 133: "mknod", 259: "mknodat", 279: "move_pages", 256: "migrate_pages",
     29: "shmget", 64: "semget", 68: "msgget", 30: "shmat", 71: "msgctl", 240: "mq_open", 153: "vhangup", 172: "iopl",
     173: "ioperm", 103: "syslog", 170: "sethostname", 171: "setdomainname", 317: "seccomp", 142: "sched_setparam",
-    144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr", 112: "setsid", 109: "setpgid",
+    319: "memfd_create", 447: "memfd_secret", 144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr", 112: "setsid", 109: "setpgid",
 }  # fmt: skip
 _ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
 """Allowed for the calling process: Python reads its own limits, OpenMP places its own threads."""
@@ -96,6 +97,7 @@ def _program(pid: int) -> _Program:
         program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 1, 0, pid), refuse, allow)
     for number in _ONLY_ON_SELF:
         program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, pid), refuse, allow)
+    program.when(_PRCTL, (_LD, 0, 0, _ARG0), (_JEQ, 0, 1, PR_SET_PDEATHSIG), refuse, allow)
     _sockets(program, refuse, allow)
     program.give(_ALLOW)
     return program

@@ -38,6 +38,12 @@ def unshare(flags: int) -> None:
     checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
+def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """Attach a file system."""
+    arguments = [text.encode() for text in (source, target, kind)]
+    checked(_libc.mount(*arguments, ctypes.c_ulong(flags), options.encode()), f"mount {kind or 'nothing'} on {target}")
+
+
 def drop_capabilities() -> None:
     """Give up every capability of this process for good."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)

@@ -1,6 +1,6 @@
 """The walls of a box by name: which can be had here, and how each is put up.
 
-Names: `namespaces` (own network, IPC and process ids), `landlock` (files, signals, abstract sockets), `seccomp` (system
+Names: `namespaces` (own network, IPC, process ids, scratch folder), `landlock` (files, signals, abstract sockets), `seccomp` (system
 calls), `limits` (memory, files, descriptors, capabilities).
 """
 
@@ -18,7 +18,7 @@ NAMES = ("namespaces", "landlock", "seccomp", "limits")
 def probe() -> dict[str, str]:
     """Try each wall in a child process: name -> empty when it holds here, else why not.  Call from a single-threaded process."""
     trials: dict[str, Callable[[], object]] = {
-        "namespaces": limits.own_namespaces,
+        "namespaces": lambda: enter_namespaces(NAMES, "/tmp", 1 << 20),  # noqa: S108  covered in the child only
         "landlock": lambda: landlock.restrict(["/usr"]),
         "seccomp": seccomp.install,
         "limits": drop_capabilities,
@@ -44,10 +44,11 @@ def _why_not(trial: Callable[[], object]) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def enter_namespaces(walls: Iterable[str]) -> None:
-    """For the supervisor, before it forks init."""
+def enter_namespaces(walls: Iterable[str], scratch: str, scratch_bytes: int) -> None:
+    """For the supervisor, before it forks init; the scratch folder is then in memory and of limited size."""
     if "namespaces" in walls:
         limits.own_namespaces()
+        limits.small_folder(scratch, scratch_bytes)
 
 
 def confine_group(walls: Iterable[str], read: list[str], write: list[str], devices: Iterable[str]) -> None:
