@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pkb_env import outcome, timing
-from pkb_env.broker import Broker
-from pkb_env.config import EvalConfig
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
+from pkb_env.broker import Broker
 from pkb_env.cancellation import Cancellation
+from pkb_env.config import EvalConfig
 from pkb_env.locks import MachineLock
 from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
@@ -71,7 +71,7 @@ class Result:
     stage_s: dict[str, float] = field(default_factory=dict)
 
 
-class Tampered(Exception):  # noqa: N818  a result of the candidate's, not an error of ours
+class Tampered(Exception):
     """Outside evidence of cheating."""
 
 
@@ -90,26 +90,26 @@ class Attempt:
             HarnessError: something of ours failed.
             Cancelled: the evaluation was given up.
         """
-        try:
-            result = self._evaluate()
-        except BoxFailed as failure:
-            result = Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
-        except Tampered as evidence:
-            result = Result(Outcome(Status.TAMPERED, "judge", str(evidence), ()), first_call_ms=self._first_ms())
+        with ExitStack() as groups:
+            try:
+                result = self._evaluate(groups)
+            except BoxFailed as failure:
+                result = Result(outcome.explain(failure.report, failure.deadline_s), first_call_ms=self._first_ms())
+            except Tampered as evidence:
+                result = Result(Outcome(Status.TAMPERED, "judge", str(evidence), ()), first_call_ms=self._first_ms())
         result.stage_s = {name: round(seconds, 4) for name, seconds in self.stage_s.items()}
         return result
 
-    def _evaluate(self) -> Result:
-        job, machine, check = self.job, self.machine, self.job.cancellation.check
-        with ExitStack() as groups:
-            with machine.lock.shared(check):
-                oracle, box = self._start(groups)
-                with self._stage("run"):
-                    right = all(self._judged_call(box, oracle, trial) for trial in range(machine.config.trials))
-            speed = None
-            if right and job.timed and machine.config.pairs:
-                right, speed = self._alone(box, oracle)
-            return self._result(oracle.ask("summary"), box.peak_memory(), speed if right else None)
+    def _evaluate(self, groups: ExitStack) -> Result:
+        job, machine = self.job, self.machine
+        with machine.lock.shared(job.cancellation.check):
+            oracle, box = self._start(groups)
+            with self._stage("run"):
+                right = all(self._judged_call(box, oracle, trial) for trial in range(machine.config.trials))
+        speed = None
+        if right and job.timed and machine.config.pairs:
+            right, speed = self._alone(box, oracle)
+        return self._result(oracle.ask("summary"), box.peak_memory(), speed if right else None)
 
     def _start(self, groups: ExitStack) -> tuple[Oracle, Box]:
         """Oracle and box, ready; builds run meanwhile, and none outlasts this."""
@@ -118,7 +118,8 @@ class Attempt:
         try:
             with self._stage("oracle"):
                 oracle = groups.enter_context(machine.pool.taken(job.task, job.cancellation))
-                box = groups.enter_context(self._opened(Box(machine.zygote, machine.config, machine.folder, machine.broker.build)))
+                box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
+                groups.enter_context(self._opened(box))
                 oracle.ask("begin")
             with self._stage("load"):
                 box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
@@ -129,10 +130,10 @@ class Attempt:
         return oracle, box
 
     @contextmanager
-    def _opened(self, box: Box) -> Iterator[Box]:
+    def _opened(self, box: Box) -> Iterator[None]:
         try:
             with self.job.cancellation.watching(box.channel):
-                yield box
+                yield
         finally:
             with self._stage("end"):
                 box.close()

@@ -61,7 +61,7 @@ class Slots:
     out_capacity: int
 
 
-class BoxFailed(Exception):  # noqa: N818  a result of the candidate's, not an error of ours
+class BoxFailed(Exception):
     """The group failed; carries the supervisor's report."""
 
     def __init__(self, report: Body, deadline_s: float) -> None:

@@ -30,7 +30,7 @@ from pkb_env.toolchain import Toolchain
 from rewards.verdict import Status, Verdict
 
 STOPS = {
-    "namespaces": "the network, loopback included; signals to and memory shared with processes outside",
+    "namespaces": "the network, loopback included; signals to and memory shared with processes outside; a full disk",
     "landlock": "reading the repository, the store, the caches, other candidates; writing outside the own folder",
     "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP or unix",
     "limits": "memory, file size and descriptors beyond the caps; capabilities",

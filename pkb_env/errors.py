@@ -1,9 +1,9 @@
 """The family of errors, drawn here once.
 
-    PkbError
-    ├── UsageError      the caller asked for something that does not exist or cannot be; nothing was run (also a ValueError)
-    ├── InvalidSource   a policy's text is no candidate; becomes a verdict INVALID
-    └── HarnessError    the harness failed; becomes a verdict INFRA, never the candidate's fault
+PkbError
+├── UsageError      the caller asked for something that does not exist or cannot be; nothing was run (also a ValueError)
+├── InvalidSource   a policy's text is no candidate; becomes a verdict INVALID
+└── HarnessError    the harness failed; becomes a verdict INFRA, never the candidate's fault
 """
 
 from __future__ import annotations

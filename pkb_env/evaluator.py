@@ -21,11 +21,11 @@ from typing import Any, Self
 from pkb_env import backends, hardware
 from pkb_env.attempt import Job, Machine, Result
 from pkb_env.blame import run_with_blame
+from pkb_env.boxes import Task
 from pkb_env.broker import Broker
+from pkb_env.cancellation import Cancellation
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import InvalidSource, UsageError
-from pkb_env.boxes import Task
-from pkb_env.cancellation import Cancellation
 from pkb_env.locks import MachineLock
 from pkb_env.pool import OraclePool
 from pkb_env.problem_set import fitting, named

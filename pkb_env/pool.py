@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pkb_env.config import EvalConfig
 from pkb_env.boxes import Task
 from pkb_env.cancellation import Cancellation
+from pkb_env.config import EvalConfig
 from pkb_env.oracles import Oracle
 from pkb_env.sandbox.launcher import Zygote
 

@@ -42,6 +42,11 @@ def everyone(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.stack([data(rank, dtype).float() for rank in range(W)])
 
 
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
 def strided(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, with gaps between the elements."""
     wide = torch.full((*tensor.shape, 2), -1.0).to(tensor.dtype)
@@ -340,7 +345,7 @@ def sub_groups() -> None:
 
 @on_ranks
 def functional_collectives() -> None:
-    me, world = dist.get_rank(), dist.group.WORLD
+    me, world = dist.get_rank(), _world()
     same(functional.all_reduce(data(), "sum", world) + 0, everyone().sum(0))
     same(functional.all_gather_tensor(data(), 0, world) + 0, everyone().view(-1, 3))
     same(functional.reduce_scatter_tensor(data(), "sum", 0, world) + 0, everyone().sum(0)[2 * me : 2 * me + 2])
@@ -438,15 +443,16 @@ WAITS: dict[str, tuple[Callable[[], Any], str, bool]] = {
     "later of two": (lambda: [w.wait() for w in reversed(_both())], "wait for all_reduce", True),
     "strided async": (lambda: dist.all_reduce(strided(torch.ones(2)), async_op=True).wait(), "wait for all_reduce", True),
     "batch": (lambda: [w.wait() for w in _batch()], "wait for batch_isend_irecv", True),
-    "functional": (lambda: functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD) + 1, "wait for all_reduce", True),
-    "group's own call": (lambda: dist.group.WORLD.allreduce([torch.ones(2)]).wait(), "wait for a collective", True),
+    "functional": (lambda: functional.all_reduce(torch.ones(2), "sum", _world()) + 1, "wait for all_reduce", True),
+    "group's own call": (lambda: _world().allreduce([torch.ones(2)]).wait(), "wait for a collective", True),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, tuple[control.Status, control.Status]]:
     """By call: rank 0's page while the other ranks have not come yet, and after the call."""
-    return run_on_ranks(_watch_all, [()] * W, deadline_s=200)[0]
+    first: dict[str, tuple[control.Status, control.Status]] = run_on_ranks(_watch_all, [()] * W, deadline_s=200)[0]
+    return first
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -521,4 +527,4 @@ def _looks() -> None:
     before = {name: signature(getattr(dist, name)) for name in collectives.NOTED if hasattr(dist, name)}
     collectives.install(control.Page(control.create(1), 0))
     assert {name: signature(getattr(dist, name)) for name in before} == before
-    assert math.isclose(float(functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)), 1.0)
+    assert math.isclose(float(functional.all_reduce(torch.ones(1), "sum", _world())), 1.0)

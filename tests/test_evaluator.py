@@ -16,11 +16,11 @@ import pytest
 from leftovers import Leftovers, processes
 
 import problems
+from pkb_env.boxes import Box
+from pkb_env.cancellation import Cancellation, Cancelled
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
-from pkb_env.boxes import Box
-from pkb_env.cancellation import Cancellation, Cancelled
 from pkb_env.oracles import Oracle
 from pkb_env.store import Store
 from pkb_env.submission import Submission
@@ -29,7 +29,12 @@ from rewards.verdict import Status
 ALL_RANKS = 6
 """Two makers, two ranks of the reference, two of the candidate."""
 QUICK = EvalConfig(trials=1, pairs=0, call_deadline_s=3.0)
-GOOD = "import torch.distributed as dist\ndef solution(tensor):\n    out = tensor.clone()\n    dist.all_reduce(out)\n    return out\n"
+GOOD = """import time
+import torch.distributed as dist
+def solution(tensor):
+    dist.all_reduce(out := tensor.clone())
+    return out
+"""
 LOCAL = "def solution(tensor):\n    return tensor.clone()\n"
 HANGS = "import time\ndef solution(tensor):\n    time.sleep(1000)\n"
 
@@ -78,7 +83,8 @@ def test_order_and_duplicates_of_a_batch(quick: Evaluator) -> None:
 def test_usage_errors_say_what_came_and_what_there_is(quick: Evaluator) -> None:
     for change, words in (
         ({"problem": "alreduce"}, ("alreduce", "allreduce")), ({"backend": "rust"}, ("rust", "cpp")),
-        ({"size": "huge"}, ("huge", "tiny")), ({"topology": "moon"}, ("moon", "cpu")), ({"profile": "soft"}, ("soft", "hardened")),
+        ({"size": "huge"}, ("huge", "tiny")), ({"topology": "moon"}, ("moon", "cpu")),
+        ({"profile": "soft"}, ("soft", "hardened")),
         ({"world_size": 0}, ("0",)),
     ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
@@ -158,7 +164,7 @@ def test_two_processes_side_by_side() -> None:
 
 @pytest.mark.parametrize("victim", ["pkb-zygote", "pkb-oracle", "pkb-box", "pkb-init", "pkb-rank"])
 def test_a_killed_part_of_the_harness_costs_nobody_a_score(victim: str) -> None:
-    slow = "import time\nimport torch.distributed as dist\ndef solution(tensor):\n    time.sleep(1.0)\n    dist.all_reduce(out := tensor.clone())\n    return out\n"
+    slow = GOOD.replace("    dist", "    time.sleep(1.0)\n    dist")
     with Evaluator(QUICK) as evaluator:
         assert evaluator.evaluate(of(GOOD)).correct
         threading.Timer(0.6, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims(victim)]).start()
@@ -173,7 +179,8 @@ def victims(name: str) -> list[int]:
     """The zygote itself has no name of its own: it is the parent of the supervisors."""
     if name != "pkb-zygote":
         return processes(name)
-    return [int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[1]) for pid in processes("pkb-oracle")]
+    stats = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8") for pid in processes("pkb-oracle")]
+    return [int(text.rsplit(")", 1)[1].split()[1]) for text in stats]
 
 
 def test_nothing_survives_a_killed_caller() -> None:

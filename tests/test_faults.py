@@ -1,4 +1,4 @@
-"""Ways in which a candidate goes wrong, through real boxes: right status, rank and line named, in time, nothing left, next one fine."""
+"""Ways in which a candidate goes wrong, through real boxes: right status, rank and line, in time, nothing left, next one fine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def body(*lines: str) -> str:
 
 
 CASES: dict[str, tuple[str, Status, tuple[str, ...]]] = {
-    "rank 1 returns early": (on_rank_1("return tensor.clone()"), Status.DEADLOCK, ("rank 1 returned", "rank 0 is at line 8", "all_reduce")),
+    "rank 1 returns early": (
+        on_rank_1("return tensor.clone()"), Status.DEADLOCK, ("rank 1 returned", "rank 0 is at line 8", "all_reduce"),
+    ),
     "rank 1 raises": (on_rank_1("raise ValueError('boom')"), Status.RUNTIME_ERROR, ("rank 1, line 6", "ValueError: boom")),
     "rank 1 exits": (on_rank_1("os._exit(3)"), Status.RUNTIME_ERROR, ("rank 1 ended", "exit 3")),
     "rank 1 calls sys.exit": (on_rank_1("sys.exit(0)"), Status.RUNTIME_ERROR, ("rank 1, line 6", "SystemExit")),
@@ -41,24 +43,52 @@ CASES: dict[str, tuple[str, Status, tuple[str, ...]]] = {
     "rank 1 stops itself": (on_rank_1("os.kill(os.getpid(), signal.SIGSTOP)"), Status.DEADLOCK, ("rank 1", "stopped")),
     "another collective": (on_rank_1("dist.broadcast(tensor.clone(), 0)"), Status.DEADLOCK, ("rank 0 is at line 8",)),
     "endless loop": (body("while True:", "    pass"), Status.TIMEOUT, ("line 5", "rank 0", "rank 1")),
-    "ignores signals": (body("signal.signal(signal.SIGUSR1, signal.SIG_IGN)", "while True: time.sleep(1)"), Status.TIMEOUT, ("rank 0",)),
+    "ignores signals": (
+        body("signal.signal(signal.SIGUSR1, signal.SIG_IGN)", "while True: time.sleep(1)"), Status.TIMEOUT, ("rank 0",),
+    ),
     "aborts": (body("os.abort()"), Status.RUNTIME_ERROR, ("SIGABRT",)),
-    "fills the disk": (body("f = open('big', 'wb')", "while True: f.write(b'x' * (1 << 20))"), Status.RUNTIME_ERROR, ("File too large",)),
-    "opens thousands of files": (body("keep = [open('/dev/null') for _ in range(9999)]"), Status.RUNTIME_ERROR, ("Too many open files",)),
+    "writes a huge file": (
+        body("f = open('big', 'wb')", "while True: f.write(b'x' * (1 << 20))"), Status.RUNTIME_ERROR, ("line 6", "Errno 2"),
+    ),
+    "writes many files": (
+        body("for i in range(99): open(str(i), 'wb').write(b'x' * (8 << 20))"), Status.RUNTIME_ERROR, ("line 5", "No space left"),
+    ),
+    "opens thousands of files": (
+        body("keep = [open('/dev/null') for _ in range(9999)]"), Status.RUNTIME_ERROR, ("Too many open files",),
+    ),
     "forks": (body("os.fork()"), Status.RUNTIME_ERROR, ("line 5", "Operation not permitted")),
+    "hides memory in a file": (body("os.memfd_create('x')"), Status.RUNTIME_ERROR, ("line 5", "Operation not permitted")),
     "allocates without end": (body("keep = bytearray(64 << 30)"), Status.OUT_OF_MEMORY, ("line 5",)),
     "allocates tensors without end": (body("return torch.empty(1 << 40)"), Status.OUT_OF_MEMORY, ("line 5",)),
     "returns None": (body("return None"), Status.WRONG_RESULT, ("is None", "wanted a tensor")),
     "returns a tuple": (body("return tensor.clone(), tensor"), Status.WRONG_RESULT, ("is tuple",)),
-    "returns its argument": (body("dist.all_reduce(tensor)", "return tensor"), Status.WRONG_RESULT, ("shares memory with argument 'tensor'",)),
-    "changes its argument": (body("dist.all_reduce(tensor)", "return tensor.clone()"), Status.WRONG_RESULT, ("must not be changed",)),
+    "returns its argument": (
+        body("dist.all_reduce(tensor)", "return tensor"), Status.WRONG_RESULT, ("shares memory with argument 'tensor'",),
+    ),
+    "changes its argument": (
+        body("dist.all_reduce(tensor)", "return tensor.clone()"), Status.WRONG_RESULT, ("must not be changed",),
+    ),
     "returns NaN": (body("return torch.full_like(tensor, float('nan'))"), Status.WRONG_RESULT, ("is nan", "rank 0, output 0")),
-    "returns another dtype": (body("dist.all_reduce(out := tensor.clone())", "return out.double()"), Status.WRONG_RESULT, ("float64",)),
-    "floods stdout": (body("print('x' * 10_000_000)", "dist.all_reduce(out := tensor.clone())", "return out"), Status.CORRECT, ()),
-    "speaks out of turn": (body("import contextlib, socket", "for i in range(3, 40):", "    with contextlib.suppress(OSError): socket.socket(fileno=os.dup(i)).sendall(b'\\xff' * 99)", "time.sleep(99)"), Status.TAMPERED, ("broke the protocol",)),
+    "returns another dtype": (
+        body("dist.all_reduce(out := tensor.clone())", "return out.double()"), Status.WRONG_RESULT, ("float64",),
+    ),
+    "floods stdout": (
+        body("print('x' * 10_000_000)", "dist.all_reduce(out := tensor.clone())", "return out"), Status.CORRECT, (),
+    ),
+    "speaks out of turn": (
+        body(
+            "import contextlib, socket",
+            "for i in range(3, 40):",
+            "    with contextlib.suppress(OSError): socket.socket(fileno=os.dup(i)).sendall(b'\\xff' * 99)",
+            "time.sleep(99)",
+        ),
+        Status.TAMPERED, ("broke the protocol",),
+    ),
     "loops at import": (HEAD + "while True: pass\n" + GOOD, Status.TIMEOUT, ("importing", "line 4")),
     "raises at import": (HEAD + "import no_such_module\n" + GOOD, Status.LOAD_ERROR, ("line 4", "no_such_module")),
-    "does not compile": ("from pkb_box import compile_cpp\ncompile_cpp('int f( {')\n" + GOOD, Status.COMPILE_ERROR, ("candidate.cpp:1",)),
+    "does not compile": (
+        "from pkb_box import compile_cpp\ncompile_cpp('int f( {')\n" + GOOD, Status.COMPILE_ERROR, ("candidate.cpp:1",),
+    ),
     "is no Python": ("def solution(tensor:\n", Status.INVALID, ("line 1",)),
 }  # fmt: skip
 

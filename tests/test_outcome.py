@@ -19,12 +19,13 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
     """What a supervisor says of a rank that is computing in line 7."""
     return {
         "rank": number, "phase": "call", "ready": True, "done": False, "exit": None, "raised": None, "violation": None,
-        "state": "R",        "line": 7, "function": "solution", "inside": None, "collective": "", "after": "", "sequence": 0, "waits": "",
+        "state": "R", "line": 7, "function": "solution",
+        "inside": None, "collective": "", "after": "", "sequence": 0, "waits": "",
         "peak_memory_bytes": 1 << 27, "printed": "", "failed_at": None,
     } | changes  # fmt: skip
 
 
-def raised(number: int, kind: str = "ValueError", text: str = "bad shape", at: float = 1.0, **told: Any) -> dict[str, Any]:
+def raised(number: int, kind: Any = "ValueError", text: Any = "bad shape", at: Any = 1.0, **told: Any) -> dict[str, Any]:
     message = {"event": "raised", "phase": "call", "type": kind, "text": text, "line": 12, "function": "solution", "log": None}
     message |= told
     return rank(number, raised=message, failed_at=at, phase="raised", line=None, function=None)

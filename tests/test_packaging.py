@@ -115,6 +115,14 @@ def test_the_programs_of_the_readme_run(number: int, installed: Path, tmp_path: 
     assert "CORRECT" in done.stdout
 
 
+def test_the_map_shows_modules_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \|", text.partition("| where | what |")[2].partition("\n\n")[0], re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(names) > 20
+    assert [name for name in names if not any((ROOT / "pkb_env" / end).exists() for end in (name, f"{name}.py"))] == []
+
+
 def test_the_files_that_pages_point_to_exist() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "evaluation.md"):
         targets = re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text(encoding="utf-8"))

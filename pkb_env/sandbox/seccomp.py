@@ -36,7 +36,8 @@ _DENIED = {
     179: "quotactl", 135: "personality", 133: "mknod", 259: "mknodat", 279: "move_pages", 256: "migrate_pages",
     29: "shmget", 64: "semget", 68: "msgget", 30: "shmat", 71: "msgctl", 240: "mq_open", 153: "vhangup", 172: "iopl",
     173: "ioperm", 103: "syslog", 170: "sethostname", 171: "setdomainname", 317: "seccomp", 142: "sched_setparam",
-    319: "memfd_create", 447: "memfd_secret", 144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr", 112: "setsid", 109: "setpgid",
+    319: "memfd_create", 447: "memfd_secret", 144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr",
+    112: "setsid", 109: "setpgid",
 }  # fmt: skip
 _ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
 """Allowed for the calling process: Python reads its own limits, OpenMP places its own threads."""

@@ -56,7 +56,8 @@ def packages(names: Iterable[str] = NEEDED) -> dict[str, Path]:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        todo += [re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0] for need in distribution.requires or () if "extra ==" not in need]
+        needs = [need for need in distribution.requires or () if "extra ==" not in need]
+        todo += [re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0] for need in needs]
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
         found |= {top: Path(str(distribution.locate_file(top))) for top in tops if top not in OURS}
     return found

@@ -1,7 +1,7 @@
 """The walls of a box by name: which can be had here, and how each is put up.
 
-Names: `namespaces` (own network, IPC, process ids, scratch folder), `landlock` (files, signals, abstract sockets), `seccomp` (system
-calls), `limits` (memory, files, descriptors, capabilities).
+Names: `namespaces` (own network, IPC, process ids, scratch folder), `landlock` (files, signals, abstract sockets),
+`seccomp` (system calls), `limits` (memory, files, descriptors, capabilities).
 """
 
 from __future__ import annotations

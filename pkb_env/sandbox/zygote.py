@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-
 from pathlib import Path
 
 from pkb_env.box.channel import Channel, ChannelClosed
