@@ -14,7 +14,7 @@ from typing import Any
 
 import problems
 from pkb_env import hardware
-from pkb_env.box.channel import ChannelClosed
+from pkb_env.box.channel import ChannelClosed, ChannelViolation
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
@@ -136,7 +136,7 @@ class Box:
         while True:
             try:
                 body = self.channel.recv(deadline_s + SLACK_S).body
-            except (ChannelClosed, TimeoutError) as error:
+            except (ChannelClosed, ChannelViolation, TimeoutError) as error:
                 raise HarnessError(f"the supervisor of the box is gone: {error}") from None
             if body["event"] == "compile" and self._build is not None:
                 reply = self._build(body["request"], self.folder / "lib")

@@ -192,7 +192,8 @@ class Broker:
     def _run(self, folder: Path, command: list[str], deadline_s: float) -> Body:
         channel = self._zygote.spawn("compile")
         walls = [n for n, why_not in self._zygote.walls.items() if not why_not and n not in self._config.keep_open]
-        read = [*self._zygote.read_paths, str(self.prepared().folder)]
+        prepared = self.prepared()
+        read = [*self._zygote.read_paths, *map(str, (prepared.folder, *prepared.toolchain.folders))]
         environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "TMPDIR": str(folder), "HOME": str(folder)}
         try:
             channel.send({

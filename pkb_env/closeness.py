@@ -18,6 +18,10 @@ _SINGLE = 2.0**-24
 """Unit round-off of float32: what an accumulator is expected to have at least."""
 
 
+_SHOWN_CHARS = 200
+"""How much of a plain value is shown."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """Whether one leaf holds, and if not, why."""
@@ -91,7 +95,8 @@ def _judge_plain(tolerance: Tolerance, exact: Any, reference: Any, candidate: An
         return _judge_values(tolerance, e, r.float(), c.float())
     if candidate == exact:
         return Leaf()
-    return Leaf(f"is {candidate!r}, expected {exact!r}", got=repr(candidate), expected=repr(exact))
+    got, expected = (repr(value)[:_SHOWN_CHARS] for value in (candidate, exact))
+    return Leaf(f"is {got}, expected {expected}", got=got, expected=expected)
 
 
 def _judge_bits(expected: torch.Tensor, candidate: torch.Tensor) -> Leaf:

@@ -22,12 +22,14 @@ class EvalConfig(BaseModel):
     trials: PositiveInt = Field(3, description="untimed calls on secret inputs, each judged on every rank")
     pairs: int = Field(30, ge=0, description="most timed pairs (candidate, reference); 0 measures no time")
     time_budget_s: PositiveFloat = Field(3.0, description="most seconds spent on timed pairs")
-    judged_pairs: int = Field(3, ge=0, description="timed calls whose outputs are judged too, drawn at random")
+    judged_pairs: int = Field(6, ge=0, description="timed calls whose outputs are judged too, drawn at random")
     load_deadline_s: PositiveFloat = Field(20.0, description="import of the candidate's module, compilers not counted")
     call_deadline_s: PositiveFloat = Field(10.0, description="one call of `solution`, slowest rank")
     compile_deadline_s: PositiveFloat = Field(60.0, description="one compiler run of a plain C++ source")
     extension_deadline_s: PositiveFloat = Field(400.0, description="one compiler run that includes torch's headers")
-    rank_memory_bytes: PositiveInt = Field(4 << 30, description="address space of one rank, at most its share of 70 % of memory")
+    rank_memory_bytes: PositiveInt = Field(
+        3 << 30, description="what one rank may allocate beyond what it starts with, at most its share of 70 % of memory"
+    )
     symmetric_bytes: PositiveInt = Field(256 << 20, description="symmetric memory of one rank")
     disk_bytes: PositiveInt = Field(64 << 20, description="largest file a rank may write")
     output_chars: PositiveInt = Field(4000, description="characters kept of what a rank prints")

@@ -6,7 +6,6 @@ Not here: what happens in one attempt (`attempt`), whose fault a broken harness 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import shutil
 import tempfile
@@ -102,7 +101,7 @@ class Evaluator:
             raise
 
     def replay(self, stored_id: int) -> tuple[Verdict, Verdict]:
-        """The stored verdict and the one that the same secret gives now.
+        """The stored verdict, and what the same source, settings and secret give now.
 
         Raises:
             UsageError: there is no store, or no such verdict in it.
@@ -110,15 +109,16 @@ class Evaluator:
         if self.store is None:
             raise UsageError("this evaluator has no store; give one: Evaluator(store=Store(path))")
         stored = self.store.get(stored_id)
-        old = stored.verdict
+        old, candidate = stored.verdict, Candidate(stored.source)
         submission = Submission(
             stored.source, old.problem, old.backend, old.world_size, old.topology, old.profile, old.size
         )
-        problem, candidate = self._checked(submission), Candidate(stored.source)
+        problem, findings = self._checked(submission), screen(candidate, submission.backend)
         job = Job(candidate, problem, _task(submission, problem), stored.secret, Cancellation())
         with self._slots:
-            result = run_with_blame(self.machine(), job)
-        return old, self._verdict(submission, problem, candidate, screen(candidate, submission.backend), result)
+            machine = replace(self.machine(), config=EvalConfig.model_validate_json(stored.key.config))
+            result = run_with_blame(machine, job)
+        return old, self._verdict(submission, problem, candidate, findings, result)
 
     def machine(self) -> Machine:
         """The long-lived parts, started on first use.
@@ -163,7 +163,9 @@ class Evaluator:
         self, submission: Submission, problem: Problem, candidate: Candidate, findings: tuple[Finding, ...],
         cancellation: Cancellation,
     ) -> Verdict:  # fmt: skip
+        cancellation.check()
         empty = self._verdict(submission, problem, candidate, findings, None)
+        cancellation.check()
         known = self.store.find(self._key(empty)) if self.store else None
         if known is not None:
             return known
@@ -180,8 +182,7 @@ class Evaluator:
         return verdict
 
     def _key(self, verdict: Verdict) -> Key:
-        relevant = self.config.model_dump(exclude={"slots", "retries"})
-        return Key.of(verdict, hardware.harness(), hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:16])
+        return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))
 
     def _verdict(
         self, submission: Submission, problem: Problem, candidate: Candidate, findings: tuple[Finding, ...],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import problems
-from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
 from pkb_env.boxes import SLOTS, Body, Box, BoxFailed, Call, Slots, Task
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
@@ -85,7 +85,7 @@ class Oracle:
     def _receive(self, timeout: float) -> tuple[Body, tuple[int, ...]]:
         try:
             message = self.channel.recv(timeout)
-        except (ChannelClosed, TimeoutError) as error:
+        except (ChannelClosed, ChannelViolation, TimeoutError) as error:
             raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
         if message.body.get("event") == "broken":
             raise HarnessError(f"the oracle of {self.task.problem} broke: {message.body['error']}")

@@ -36,7 +36,7 @@ class Key:
     harness: str
     """Version of pkb-env."""
     config: str
-    """Hash of the evaluator's configuration."""
+    """The settings of the evaluator that decide a verdict, as JSON."""
 
     @classmethod
     def of(cls, verdict: Verdict, harness: str, config: str) -> Key:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from pkb_env import torch_extension
 from pkb_env.compiler_flags import FlagError, check_flags
+from pkb_env.compiler_folders import compiler_folders
 from pkb_env.errors import HarnessError
 from pkb_env.torch_extension import bind_functions
 
@@ -82,6 +83,11 @@ class Toolchain:
         parts = [self.version, _processor(), Path(__file__).read_text(encoding="utf-8")]
         parts += [path.name + "\0" + path.read_text(encoding="utf-8") for path in _native_files()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the compiler, what it calls and its headers lie: all that a build reads besides our own folder."""
+        return compiler_folders(self.compiler)
 
     def prepare(self, cache_dir: Path) -> Prepared:
         """Build the native library and the precompiled headers, unless the cache has them; safe while others prepare.

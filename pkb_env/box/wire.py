@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from .leaves import Alias, Foreign, Oversized
 from .raw_tensor import DTYPES, countable, view
@@ -144,6 +145,8 @@ class _Writer:
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
             raise _TooLarge(f"a structure deeper than {_MAX_DEPTH} levels or larger than {_MAX_NODES} leaves")
+        if type(value) is AsyncCollectiveTensor:
+            value = value.wait()  # the result of a functional collective; whoever reads it waits
         kind = type(value)
         if kind is torch.Tensor:
             return self._tensor(value)

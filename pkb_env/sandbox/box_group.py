@@ -16,10 +16,9 @@ from typing import Any
 from pkb_env.box import control
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.box.worker import Lines
-from pkb_env.sandbox import hang, walls
+from pkb_env.sandbox import hang, limits, walls
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
-from pkb_env.sandbox.limits import close_all_but
 from pkb_env.sandbox.visible import DEVICES
 
 ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME")
@@ -41,6 +40,8 @@ def main(upstream: Channel) -> None:
     from pkb_box import symm_arena  # type: ignore[import-not-found]  # noqa: PLC0415  the box's own copy
 
     symmetric = tuple(symm_arena.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
+    shared = sum(os.fstat(fd).st_size for fd in symmetric) + config["slots"] * (config["in_capacity"] + config["out_capacity"])
+    config["rank_memory_bytes"] += limits.address_space() + shared
     fds = Fds(first.fds[:world_size], first.fds[world_size : 2 * world_size], symmetric)
     walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
     group = Group(world_size, upstream, config["output_chars"])
@@ -87,7 +88,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
 def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:
     """Become rank `rank`: walls first, then the box's own worker; nothing of ours stays importable."""
     mine = {fds.inputs[rank], fds.outputs[rank], *fds.symmetric}
-    close_all_but(own_lines(lines) | mine)
+    limits.close_all_but(own_lines(lines) | mine)
     scratch = Path(config["scratch"])
     os.chdir(scratch)
     keep = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
@@ -106,5 +107,6 @@ def _forget_ourselves(view: str) -> None:
     stdlib = {os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload")}
     sys.path[:] = [p for p in sys.path if os.path.realpath(p) in {os.path.realpath(s) for s in stdlib}] + [view]
     sys.path_importer_cache.clear()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__module__", "").startswith("_frozen_importlib")]
     for name in [n for n in sys.modules if n.split(".")[0] in ("pkb_env", "problems", "rewards")]:
         del sys.modules[name]

@@ -25,6 +25,8 @@ from pkb_env.sandbox.rank import Body, Rank
 
 MAX_REQUESTS = 64
 """Build requests that one group may make."""
+_TOLD_CHARS = 20_000
+"""How much of each text is kept that a rank tells of its failure."""
 _GRACE_S = 0.15
 """How long the other ranks may still report after one has failed."""
 
@@ -133,8 +135,11 @@ class Group:
         if event == "ready":
             rank.ready = body
         elif event == "raised":
-            rank.fail(raised=body)
-        elif event == "compile" and self._requests < MAX_REQUESTS:
+            rank.fail(raised={name: value[:_TOLD_CHARS] if isinstance(value, str) else value for name, value in body.items()
+                              if isinstance(value, str | int)})  # fmt: skip
+        elif event == "compile" and self._requests >= MAX_REQUESTS:
+            self._reply(rank, {"error": f"more than {MAX_REQUESTS} build requests", "reason": "too many requests"})
+        elif event == "compile":
             self._requests += 1
             self.compiling.add(rank.rank)
             self.upstream.send({"event": "compile", "rank": rank.rank, "request": body.get("request")})
@@ -171,8 +176,11 @@ class Group:
                 raise ChannelClosed(f"asked for {message.body.get('cmd')!r} while an order is being carried out")
             rank = message.body["rank"]
             self.compiling.discard(rank)
-            with contextlib.suppress(ChannelClosed):
-                self.ranks[rank].channel.send(message.body["reply"], timeout=1.0)
+            self._reply(self.ranks[rank], message.body["reply"])
+
+    def _reply(self, rank: Rank, body: Body) -> None:
+        with contextlib.suppress(ChannelClosed):
+            rank.channel.send(body, timeout=1.0)
 
     def pause(self) -> None:
         """Stop every rank where it is; it keeps no core busy and changes nothing."""

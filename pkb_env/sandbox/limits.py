@@ -37,6 +37,11 @@ def cap(memory_bytes: int, file_bytes: int) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
+def address_space() -> int:
+    """Bytes of address space this process has now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
 def own_namespaces(*, pids: bool = True) -> None:
     """User, mount, network and IPC name spaces of one's own, the loopback interface up; with `pids` the next child is pid 1.
 
