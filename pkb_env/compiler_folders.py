@@ -30,4 +30,5 @@ def _header_folders(compiler: str) -> list[Path]:
 
 def _ask(compiler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     plain = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    return subprocess.run([compiler, *arguments], env=plain, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    command = [compiler, *arguments]
+    return subprocess.run(command, env=plain, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

@@ -88,7 +88,7 @@ def test_usage_errors_say_what_came_and_what_there_is(quick: Evaluator) -> None:
         ({"world_size": 0}, ("0",)),
     ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
-            quick.evaluate(Submission(**{"text": GOOD, "problem": "allreduce"} | change))  # type: ignore[arg-type]
+            quick.evaluate(Submission(**{"text": GOOD, "problem": "allreduce"} | change))
         assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -167,12 +167,17 @@ def test_a_killed_part_of_the_harness_costs_nobody_a_score(victim: str) -> None:
     slow = GOOD.replace("    dist", "    time.sleep(1.0)\n    dist")
     with Evaluator(QUICK) as evaluator:
         assert evaluator.evaluate(of(GOOD)).correct
-        threading.Timer(0.6, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims(victim)]).start()
+        threading.Timer(0.6, end, [victim]).start()
         hit = evaluator.evaluate(of(slow))
         print(victim, hit.status, hit.message[:200])
         outside = victim in ("pkb-zygote", "pkb-oracle", "pkb-box")
         assert hit.status in ((Status.CORRECT, Status.INFRA) if outside else (Status.CORRECT, Status.RUNTIME_ERROR))
         assert evaluator.evaluate(of(GOOD)).correct
+
+
+def end(name: str) -> None:
+    for pid in victims(name):
+        os.kill(pid, signal.SIGKILL)
 
 
 def victims(name: str) -> list[int]:
@@ -191,14 +196,14 @@ def test_nothing_survives_a_killed_caller() -> None:
         "e.evaluate(Submission(sys.argv[1], 'allreduce', size='tiny'))\n"
     )
     caller = subprocess.Popen([sys.executable, "-c", script, HANGS], stdout=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while len(processes("pkb-rank", caller.pid)) < ALL_RANKS and time.monotonic() < end:
+    limit = time.monotonic() + 60
+    while len(processes("pkb-rank", caller.pid)) < ALL_RANKS and time.monotonic() < limit:
         time.sleep(0.05)
     assert len(processes("pkb-rank", caller.pid)) == ALL_RANKS
     caller.kill()
     caller.communicate()
-    end = time.monotonic() + 10
-    while processes("pkb-rank", caller.pid) and time.monotonic() < end:
+    limit = time.monotonic() + 10
+    while processes("pkb-rank", caller.pid) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not any(processes(name, caller.pid) for name in ("pkb-rank", "pkb-init", "pkb-box", "pkb-oracle", "python"))
 
@@ -223,7 +228,9 @@ class TestBlame:
         honest, calls = Oracle.call, iter([True])
 
         def once(self: Oracle, slot: int, nonce: int) -> object:
-            return _break() if next(calls, False) else honest(self, slot, nonce)
+            if next(calls, False):
+                _break()
+            return honest(self, slot, nonce)
 
         monkeypatch.setattr(Oracle, "call", once)
         assert quick.evaluate(of(GOOD)).correct

@@ -107,7 +107,7 @@ def test_lazy_answers_are_refused(name: str, world_size: int) -> None:
     assert same(before, trial.inputs)
     for answer, outputs in answers.items():
         summary = trial.summary(outputs)
-        print(f"{answer}: {summary.message}")  # noqa: T201  shown when the test fails: what the judge said to each
+        print(f"{answer}: {summary.message}")
         assert summary.passed < 1, f"{answer} was accepted"
 
 

@@ -79,7 +79,7 @@ def test_rewards_is_a_leaf_and_travels_to_a_fresh_process() -> None:
     )
     root = Path(rewards.__file__).parents[1]
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, input=pickle.dumps(rewards.get("default")), cwd=root, capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run(command, input=pickle.dumps(rewards.get("default")), cwd=root, capture_output=True, check=False)
     assert (done.stdout.decode().split(), done.stderr.decode()) == (["default"], "")
 
 

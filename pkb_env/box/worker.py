@@ -63,9 +63,8 @@ class Rank:
 
 def join_group(rank: int, world_size: int, store: str) -> None:
     """Initialise the default process group over gloo; the store is a file, no port is opened for it."""
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=_GLOO_TIMEOUT
-    )
+    shared = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  public, yet not in its stub
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=world_size, timeout=_GLOO_TIMEOUT)
 
 
 def load(source: str, page: control.Page) -> Callable[..., Any]:
