@@ -91,6 +91,7 @@ class Attempt:
         self.machine, self.job = machine, job
         self.stage_s: dict[str, float] = {}
         self._first_call: Call | None = None
+        self._last: dict[str, int] | None = None
 
     def run(self) -> Result:
         """Evaluate.
@@ -118,7 +119,9 @@ class Attempt:
         speed = None
         if right and job.timed and machine.config.pairs:
             right, speed = self._alone(box, oracle)
-        return self._result(oracle.ask("summary"), box.peak_memory(), speed if right else None)
+        summary = oracle.ask("summary", last=self._last)
+        _written(summary)
+        return self._result(summary, box.peak_memory(), speed if right else None)
 
     def _start(self, groups: ExitStack) -> tuple[Oracle, Box]:
         """Oracle and box, ready; builds run meanwhile, and none outlasts this."""
@@ -178,7 +181,8 @@ class Attempt:
         return self._judge(oracle, turn)
 
     def _fill(self, oracle: Oracle, turn: _Turn) -> None:
-        oracle.ask("fill", **vars(turn), secret=self.job.secret.hex())
+        _written(oracle.ask("fill", **vars(turn), secret=self.job.secret.hex(), last=self._last))
+        self._last = vars(turn)
 
     def _judge(self, oracle: Oracle, turn: _Turn) -> bool:
         start = time.monotonic()
@@ -219,9 +223,14 @@ class Attempt:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
 
 
+def _written(answer: dict[str, Any]) -> None:
+    if answer.get("unwritten") is not None:
+        raise Tampered(f"rank {answer['unwritten']} said that it was done before its output was there")
+
+
 def _pair(box: Box, oracle: Oracle, turn: _Turn, *, candidate_first: bool) -> timing.Pair:
     if candidate_first:
         mine, theirs = box.call(turn.slot, turn.nonce), oracle.call(turn.slot, turn.nonce)
     else:
         theirs, mine = oracle.call(turn.slot, turn.nonce), box.call(turn.slot, turn.nonce)
-    return timing.Pair(theirs.ns, mine.ns, mine.skew_ns)
+    return timing.Pair(theirs.ns, mine.ns, mine.skew_ns, theirs.ns - theirs.bare_ns)

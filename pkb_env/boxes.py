@@ -41,10 +41,21 @@ class Task:
 
 @dataclass(frozen=True)
 class Call:
-    """Outside clock of one call."""
+    """Outside clock of one call, from the go signal to each rank's done signal."""
 
-    ns: int
     ranks_ns: tuple[int, ...]
+    plumbing_ns: tuple[int, ...]
+    """What each rank says it spent on reading arguments and writing outputs; to be believed of the reference only."""
+
+    @property
+    def ns(self) -> int:
+        """Of the slowest rank."""
+        return max(self.ranks_ns)
+
+    @property
+    def bare_ns(self) -> int:
+        """Of the slowest rank, had it only run `solution`."""
+        return max(max(1, ns - plumbing) for ns, plumbing in zip(self.ranks_ns, self.plumbing_ns, strict=True))
 
     @property
     def skew_ns(self) -> int:
@@ -114,7 +125,7 @@ class Box:
         deadline = self._config.call_deadline_s
         self._send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
         body = self._receive("done", deadline)
-        return Call(body["ns"], tuple(body["ranks_ns"]))
+        return Call(tuple(body["ranks_ns"]), tuple(body["plumbing_ns"]))
 
     def peak_memory(self) -> list[int | None]:
         """Largest resident set of each rank in bytes."""

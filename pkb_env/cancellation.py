@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
 from pkb_env.errors import HarnessError
 
+_GOODBYE_S = 10.0
+"""How long a supervisor may take to kill and reap its group."""
 SLACK_S = 30.0
 """How much longer than its own deadline a supervisor may take to answer before it counts as dead."""
 
@@ -22,12 +27,24 @@ def say_goodbye(channel: Channel) -> None:
 
 
 def hang_up(channel: Channel) -> None:
-    """Say goodbye and wait until the supervisor has ended."""
+    """Say goodbye and wait until the supervisor has ended; one that does not is killed, and its group with it."""
     say_goodbye(channel)
-    with contextlib.suppress(ChannelClosed, ChannelViolation, TimeoutError):
-        while True:
-            channel.recv(SLACK_S)
+    if not _ended(channel, _GOODBYE_S) and channel.peer is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(channel.peer, signal.SIGKILL)
+        _ended(channel, _GOODBYE_S)
     channel.close()
+
+
+def _ended(channel: Channel, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    try:
+        while True:
+            channel.recv(max(0.0, end - time.monotonic()))
+    except (ChannelClosed, ChannelViolation):
+        return True
+    except TimeoutError:
+        return False
 
 
 class Cancelled(BaseException):

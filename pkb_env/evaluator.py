@@ -231,11 +231,13 @@ def _start(config: EvalConfig) -> Machine:
     runs.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs))
     zygote = Zygote(folder)
-    zygote.ensure()
-    missing = [f"{name} ({zygote.walls.get(name, 'unknown')})" for name in config.require_walls if zygote.walls.get(name, "?")]
-    if missing:
+    try:
+        zygote.ensure()
+        missing = [f"{n} ({zygote.walls.get(n, 'unknown')})" for n in config.require_walls if zygote.walls.get(n, "unknown")]
+        if missing:
+            raise UsageError(f"required walls do not hold here: {', '.join(missing)}; see `pkb doctor`")
+    except BaseException:
         zygote.close()
-        raise UsageError(f"required walls do not hold here: {', '.join(missing)}; see `pkb doctor`")
-    return Machine(
-        config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder
-    )
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Machine(config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder)

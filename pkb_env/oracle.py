@@ -72,7 +72,9 @@ class Twin:
             raise RuntimeError(f"making inputs of {self.problem.slug} failed: {hang.report(self.group, 'call', trouble)}")
 
     def fill(self, body: Body) -> Body:
-        """Fresh inputs for one slot, into the reference's arena and the box's."""
+        """Fresh inputs for one slot, into the reference's arena and the box's; first, was the last call's output there?"""
+        if (unwritten := self._unwritten(body["last"])) is not None:
+            return {"event": "filled", "unwritten": unwritten}
         secret = bytes.fromhex(body["secret"])
         self._carry_out(control.Order(control.FILL, body["slot"], body["nonce"], body["trial"], secret), body["deadline_s"])
         return {"event": "filled"}
@@ -100,8 +102,13 @@ class Twin:
         trial = Trial(body["trial"], inputs, pristine, reference, boxed, *after)
         return {"event": "judged", **self.record.add(trial)}
 
-    def summary(self, _: Body) -> Body:
-        return {"event": "summary", **self.record.summary()}
+    def summary(self, body: Body) -> Body:
+        return {"event": "summary", "unwritten": self._unwritten(body["last"]), **self.record.summary()}
+
+    def _unwritten(self, last: Body | None) -> int | None:
+        """The first rank that said `done` without an output in its slot."""
+        ranks = enumerate(self.maps[3]) if last else ()
+        return next((rank for rank, arena in ranks if last and not arena.holds(last["slot"], last["nonce"])), None)
 
     def _pristine(self, body: Body) -> list[tuple[Any, ...]]:
         secret = bytes.fromhex(body["secret"])

@@ -1,13 +1,13 @@
 """All that a box may see: copied there and imported as `pkb_box`.  Imports nothing else of ours.
 
-For candidates: `compile_cpp`, `symm_mem`.
+For candidates: `compile_cpp`, `symm_mem`, `new_output`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["compile_cpp", "symm_mem"]
+__all__ = ["compile_cpp", "new_output", "symm_mem"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,6 +15,10 @@ def __getattr__(name: str) -> Any:
         from .compile import compile_cpp  # noqa: PLC0415  candidates that need no compiler do not pay for it
 
         return compile_cpp
+    if name == "new_output":
+        from .worker import new_output  # noqa: PLC0415
+
+        return new_output
     if name == "symm_mem":
         from importlib import import_module  # noqa: PLC0415
 

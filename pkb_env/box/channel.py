@@ -65,6 +65,11 @@ class Channel:
         """Two connected sockets, one for each `Channel`."""
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
+    @property
+    def peer(self) -> int | None:
+        """Process id of the other end, once it has said something and if credentials were asked for."""
+        return self._pid
+
     def fileno(self) -> int:
         """Descriptor to poll; -1 once closed."""
         return self.sock.fileno()

@@ -1,7 +1,7 @@
 """One shared page per rank: what the supervisor asks, and where the rank is.
 
 Layout of a page, little endian: command at 0 (operation, slot, nonce, trial), status at 2048 (phase, number and name of
-the last collective), what symmetric memory waits for at 3072.  The supervisor trusts nothing it reads here: the status
+the last collective), time spent on arguments and outputs at 2560, what symmetric memory waits for at 3072.  The supervisor trusts nothing it reads here: the status
 only words the report of a hang.
 """
 
@@ -21,7 +21,8 @@ PHASES = ("start", "init", "load", "ready", "call", "returned", "raised")
 
 _COMMAND = struct.Struct("<IIQQ32s")
 _STATUS = struct.Struct("<II48s")
-_STATUS_AT, _WAIT_AT = 2048, 3072
+_PLUMBING = struct.Struct("<Q")
+_STATUS_AT, _PLUMBING_AT, _WAIT_AT = 2048, 2560, 3072
 _ENTERED, _LEFT = b">", b"<"
 _NO_NAME = re.compile(r"[^A-Za-z0-9_. ]")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -88,6 +89,14 @@ class Page:
         """Rank: note the phase, one of `PHASES`."""
         self._phase = PHASES.index(phase)
         self._write()
+
+    def note_plumbing(self, ns: int) -> None:
+        """Rank: how much of the call was not `solution` but reading arguments and writing outputs, in ns."""
+        _PLUMBING.pack_into(self._map, _PLUMBING_AT, ns)
+
+    def plumbing_ns(self) -> int:
+        """Supervisor: what the rank noted; to be believed of a trusted rank only."""
+        return int(_PLUMBING.unpack_from(self._map, _PLUMBING_AT)[0])
 
     def begin(self, collective: str) -> int:
         """Rank: note that a collective begins; its number."""

@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,15 +82,35 @@ class Arena:
         self._map = mmap.mmap(fd, slots * capacity)
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._parsed: dict[int, tuple[bytes, Any]] = {}
+        self._begun, self._free = -1, _ROOM_FOR_TREE
 
     def contains(self, tensor: torch.Tensor) -> int | None:
         """Byte position of a tensor's data inside its slot, or None when it lies elsewhere."""
         position = tensor.data_ptr() - self._base
         return position % self.capacity if 0 <= position < self.slots * self.capacity and tensor.numel() else None
 
+    def begin(self, slot: int) -> None:
+        """From now on `new` gives tensors in this slot, and `write` does not copy them."""
+        self._begun, self._free = slot, _ROOM_FOR_TREE
+
+    def new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor inside the slot that was begun.
+
+        Raises:
+            MemoryError: the slot has no room for it.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size > self.capacity - self._free:
+            raise MemoryError(f"an output of {size} bytes; {self.capacity - self._free} are left for the outputs of this call")
+        offset, self._free = self._free, self._free + -(-size // _ALIGN) * _ALIGN
+        return view(self._map, dtype, list(shape), self._begun * self.capacity + offset)
+
     def write(self, slot: int, nonce: int, tree: Any, aliases: Aliases = lambda _: None) -> None:
         """Put a tree into a slot; what cannot cross is described, not raised."""
-        description = _Writer(self._map, slot * self.capacity, self.capacity, aliases).describe(tree)
+        writer = _Writer(self._map, slot * self.capacity, self.capacity, aliases)
+        if slot == self._begun:
+            writer.resident(self._base, self._free)
+        description = writer.describe(tree)
         if len(description) > _ROOM_FOR_TREE - _HEADER.size:
             description = json.dumps({"f": f"a structure of {len(description)} characters"}).encode()
         start = slot * self.capacity
@@ -111,6 +131,10 @@ class Arena:
             raise WireViolation(f"slot {slot} claims a description of {length} bytes")
         text = self._map[start + _HEADER.size : start + _HEADER.size + length]
         return _Reader(self._map, start, self.capacity).tree(self._description(slot, text))
+
+    def holds(self, slot: int, nonce: int) -> bool:
+        """Whether a tree with this nonce was put into the slot."""
+        return _HEADER.unpack_from(self._map, slot * self.capacity)[:2] == (_MAGIC, nonce)
 
     def reread(self, slot: int, tree: Any) -> Any:
         """What a slot holds now where `tree` was written; the description in the slot is not looked at."""
@@ -134,6 +158,11 @@ class _Writer:
     def __init__(self, buffer: mmap.mmap | None, start: int, capacity: int, aliases: Aliases) -> None:
         self._buffer, self._start, self._capacity, self._aliases = buffer, start, capacity, aliases
         self._next, self._nodes = _ROOM_FOR_TREE, 0
+        self._base = self._used = 0
+
+    def resident(self, base: int, used: int) -> None:
+        """Tensors up to `used` bytes of the slot lie where they are read; `base` is the address of the arena."""
+        self._base, self._used, self._next = base + self._start, used, used
 
     def describe(self, tree: Any) -> bytes:
         try:
@@ -178,6 +207,9 @@ class _Writer:
         if dtype not in DTYPES or not countable(shape):
             return {"f": f"Tensor of dtype {dtype} with shape {str(shape)[:80]}"}
         size = value.numel() * value.element_size()
+        place = value.data_ptr() - self._base
+        if _ROOM_FOR_TREE <= place <= self._used - size and place % _ALIGN == 0 and value.is_contiguous() and not value.is_conj():
+            return {"t": [dtype, shape, place]}
         if self._next + size > self._capacity:
             return {"o": [dtype, shape]}
         offset, self._next = self._next, self._next + -(-size // _ALIGN) * _ALIGN

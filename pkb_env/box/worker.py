@@ -11,6 +11,7 @@ import ctypes
 import gc
 import linecache
 import os
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -61,6 +62,9 @@ class Rank:
     """What the supervisor learns with the news that this rank is ready."""
 
 
+_current: Rank | None = None
+
+
 def join_group(rank: int, world_size: int, store: str) -> None:
     """Initialise the default process group over gloo; the store is a file, no port is opened for it."""
     shared = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  public, yet not in its stub
@@ -84,11 +88,30 @@ def load(source: str, page: control.Page) -> Callable[..., Any]:
 def call(state: Rank, order: control.Order) -> None:
     """One call of `solution`; its outputs are on the wire when it returns."""
     assert state.inputs is not None and state.outputs is not None and state.solution is not None  # noqa: PT018
+    woken = time.perf_counter_ns()
     state.page.enter("call")
     arguments = state.inputs.read(order.slot, order.nonce)
+    state.outputs.begin(order.slot)
+    called = time.perf_counter_ns()
     outputs = state.solution(*arguments)
+    returned = time.perf_counter_ns()
     state.outputs.write(order.slot, order.nonce, outputs, lambda tensor: _argument_of(state, arguments, tensor))
     state.page.enter("returned")
+    state.page.note_plumbing(called - woken + time.perf_counter_ns() - returned)
+
+
+def new_output(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor where this call's outputs are read: returned from `solution`, it is not copied.
+
+    Valid during the call that asked for it; its bytes are undefined.  A tensor of your own may be returned just as well.
+
+    Raises:
+        MemoryError: more is asked for than the problem's outputs take.
+        RuntimeError: called outside of a box.
+    """
+    if _current is None or _current.outputs is None:
+        raise RuntimeError("new_output answers inside a box, during a call of solution()")
+    return _current.outputs.new(shape, dtype)
 
 
 def _argument_of(state: Rank, arguments: tuple[Any, ...], tensor: torch.Tensor) -> str | None:
@@ -108,10 +131,15 @@ def _argument_of(state: Rank, arguments: tuple[Any, ...], tensor: torch.Tensor) 
 def serve(state: Rank) -> None:
     """Obey the supervisor until it ends this process."""
     while True:
-        os.eventfd_read(state.go)
+        _await_go(state)
         order = state.page.order()
         state.operations[order.operation](order)
-        os.eventfd_write(state.done, 1)
+        os.write(state.done, b"d")
+
+
+def _await_go(state: Rank) -> None:
+    if not os.read(state.go, 1):
+        os._exit(0)  # the supervisor is gone
 
 
 def tell_failure(state: Rank, error: BaseException) -> None:
@@ -137,6 +165,8 @@ def _text(error: BaseException) -> str:
 
 def run(state: Rank, prepare: Callable[[Rank], None]) -> None:
     """Prepare, announce readiness, serve; a failure is told once, then the process waits to be ended."""
+    global _current  # noqa: PLW0603  a process is one rank
+    _current = state
     try:
         prepare(state)
         gc.collect()
@@ -147,7 +177,7 @@ def run(state: Rank, prepare: Callable[[Rank], None]) -> None:
     except BaseException as error:  # noqa: BLE001  SystemExit and KeyboardInterrupt are a candidate's failures too
         tell_failure(state, error)
     while True:
-        os.eventfd_read(state.go)
+        _await_go(state)
 
 
 def request(channel: Channel) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -82,7 +82,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
         return hang.report(group, "call", trouble)
     group.pause()
     stamps = [rank.finished_ns - start for rank in group.ranks if rank.finished_ns is not None]
-    return {"event": "done", "ns": max(stamps), "ranks_ns": stamps}
+    return {"event": "done", "ranks_ns": stamps, "plumbing_ns": [rank.page.plumbing_ns() for rank in group.ranks]}
 
 
 def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:

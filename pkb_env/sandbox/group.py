@@ -65,18 +65,19 @@ class Group:
         os.close(notice_writer)
         os.close(page_fd)
         for line in lines:
-            os.close(line.channel)
-            os.close(line.output)
+            for fd in (line.channel, line.go, line.done, line.output):
+                os.close(fd)
 
     def order(self, order: control.Order) -> int:
         """Tell every rank what to do and let them go; the time of that in ns."""
         for rank in self.ranks:
-            rank.page.put(order)
-            rank.finished_ns = None
-        self.resume()
+            rank.forget_done()
         now = time.perf_counter_ns()
         for rank in self.ranks:
-            os.eventfd_write(rank.go, 1)
+            rank.page.put(order)
+        self.resume()
+        for rank in self.ranks:
+            rank.let_go()
         return now
 
     def all_ready(self) -> bool:
@@ -113,7 +114,8 @@ class Group:
     def _poll(self, seconds: float) -> None:
         handlers: dict[int, Callable[[], None]] = {self._notices: self._read_notices, self.upstream.fileno(): self._read_upstream}
         for rank in self.ranks:
-            handlers[rank.done] = rank.read_done
+            if rank.done >= 0:
+                handlers[rank.done] = rank.read_done
             if not rank.closed:
                 handlers[rank.channel.fileno()] = partial(self._hear, rank)
             if rank.output >= 0:

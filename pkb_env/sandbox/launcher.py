@@ -16,6 +16,7 @@ from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.errors import HarnessError
 
 _START_S = 120.0
+_HELLO_S = 20.0
 OWNER = "PKB_OWNER"
 """Every process forked from a zygote carries the starter's process id under this name in its environment."""
 _PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME")
@@ -63,16 +64,18 @@ class Zygote:
         self.ensure()
         with self._lock:
             ours, theirs = Channel.pair()
+            channel = Channel(ours, credentials=True)
             try:
                 assert self._control is not None
                 self._control.send({"kind": kind}, [theirs.fileno()])
-            except ChannelClosed as error:
-                ours.close()
-                self._stop()
-                raise HarnessError(f"the zygote ended: {error}") from None
-            finally:
                 theirs.close()
-            return Channel(ours)
+                channel.recv(_HELLO_S)
+            except (ChannelClosed, TimeoutError) as error:
+                theirs.close()
+                channel.close()
+                self._stop()
+                raise HarnessError(f"the zygote does not fork a supervisor: {error}") from None
+            return channel
 
     def close(self) -> None:
         with self._lock:

@@ -39,11 +39,12 @@ class Rank:
     def create(cls, number: int, page: control.Page) -> tuple[Rank, Lines]:
         """Both sides of everything that connects a rank with its supervisor; the page's descriptor is added by the caller."""
         ours, theirs = Channel.pair()
-        go, done, dump = os.eventfd(0), os.eventfd(0), os.memfd_create(f"pkb-dump-{number}")
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        rank = cls(number, Channel(ours, credentials=True), page, go, done, dump, reader)
-        return rank, Lines(theirs.detach(), go, done, dump, writer, -1)
+        dump = os.memfd_create(f"pkb-dump-{number}")
+        (rank_go, go), (done, rank_done), (output, rank_output) = os.pipe(), os.pipe(), os.pipe()
+        for end in (go, done, output):
+            os.set_blocking(end, False)
+        rank = cls(number, Channel(ours, credentials=True), page, go, done, dump, output)
+        return rank, Lines(theirs.detach(), rank_go, rank_done, dump, rank_output, -1)
 
     @property
     def failed(self) -> bool:
@@ -82,12 +83,35 @@ class Rank:
         except BlockingIOError:
             return
         if not data:
-            os.close(self.output)
-            self.output = -1
+            self.output = _closed(self.output)
         self.printed += data[: max(0, keep - len(self.printed))]
+
+    def let_go(self) -> None:
+        """Wake the rank; it has no writing end of this pipe, so only a rank that never reads can have filled it."""
+        try:
+            os.write(self.go, b"g")
+        except OSError as error:
+            self.fail(violation=f"it does not take orders: {error.strerror}")
 
     def read_done(self) -> None:
         """Note the outside time at which the rank had done what was ordered."""
         now = time.perf_counter_ns()
-        os.eventfd_read(self.done)
-        self.finished_ns = now
+        try:
+            data = os.read(self.done, 1 << 12)
+        except BlockingIOError:
+            return
+        if not data:
+            self.done = _closed(self.done)
+        elif self.finished_ns is None:
+            self.finished_ns = now
+
+    def forget_done(self) -> None:
+        """Before an order: what the rank said earlier says nothing about it."""
+        self.read_done()
+        self.finished_ns = None
+
+
+def _closed(fd: int) -> int:
+    """Close a descriptor; -1 in its place is never polled."""
+    os.close(fd)
+    return -1

@@ -1,7 +1,7 @@
 """seccomp: which system calls a rank may make, for good.  A classic BPF program written out by hand (x86-64 only).
 
 Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, memory that no limit
-counts, sockets other than unix, TCP and the list of interfaces, signals to anybody but oneself, outliving one's parent.
+counts, sockets other than TCP and the list of interfaces, signals to anybody but oneself, outliving one's parent.
 Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
@@ -20,7 +20,7 @@ from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, chec
 _LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
-_SECCOMP, _CLONE, _CLONE3, _SOCKET, _PRCTL = 317, 56, 435, 41, 157
+_SECCOMP, _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _PRCTL = 317, 56, 435, 41, 53, 157
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _SIGNALS = {62: "kill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"}
@@ -105,11 +105,15 @@ def _program(pid: int) -> _Program:
 
 
 def _sockets(program: _Program, refuse: tuple[int, int, int, int], allow: tuple[int, int, int, int]) -> None:
-    """AF_UNIX in any form; AF_INET and AF_INET6 as streams; of AF_NETLINK the list of interfaces, which gloo reads."""
-    unix, inet, inet6, netlink, stream, kind, route = 1, 2, 10, 16, 1, 0xF, 0
-    body = [
-        (_LD, 0, 0, _ARG0), (_JEQ, 9, 0, unix), (_JEQ, 5, 0, netlink), (_JEQ, 1, 0, inet), (_JEQ, 0, 5, inet6),
+    """AF_INET and AF_INET6 as streams; of AF_NETLINK the list of interfaces, which gloo reads; connected pairs.
+
+    No socket of the unix family: Landlock does not keep a box from connecting to the socket files of services outside.
+    """
+    inet, inet6, netlink, stream, kind, route = 2, 10, 16, 1, 0xF, 0
+    program.when(
+        _SOCKET,
+        (_LD, 0, 0, _ARG0), (_JEQ, 5, 0, netlink), (_JEQ, 1, 0, inet), (_JEQ, 0, 5, inet6),
         (_LD, 0, 0, _ARG1), (_AND, 0, 0, kind), (_JEQ, 3, 2, stream),
         (_LD, 0, 0, _ARG2), (_JEQ, 1, 0, route), refuse, allow,
-    ]  # fmt: skip
-    program.when(_SOCKET, *body)
+    )  # fmt: skip
+    program.when(_SOCKETPAIR, (_LD, 0, 0, _ARG1), (_AND, 0, 0, kind), (_JEQ, 1, 0, stream), refuse, allow)

@@ -67,7 +67,9 @@ def _spawn(control: Channel, kind: str, fd: int) -> None:
         control.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(15, f"pkb-{kind}".encode(), 0, 0, 0)
-        importlib.import_module(KINDS[kind]).main(Channel(socket.socket(fileno=fd)))
+        channel = Channel(socket.socket(fileno=fd))
+        channel.send({"event": "hello"})
+        importlib.import_module(KINDS[kind]).main(channel)
     except ChannelClosed:
         pass
     except BaseException:  # noqa: BLE001  a forked child must never return into the zygote's loop
