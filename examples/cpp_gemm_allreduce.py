@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from pkb_box import compile_cpp, symm_mem
+from pkb_box import compile_cpp, new_output, symm_mem
 
 SOURCE = r"""
 extern "C" void sum_products(pkb::Group* group, float* output, size_t n, size_t half) {
@@ -52,7 +52,7 @@ def workspace(half_bytes: int) -> symm_mem.SymmetricMemory:
 def solution(A_local: torch.Tensor, B_local: torch.Tensor) -> torch.Tensor:
     """Sum over the ranks of A_local (M, K) @ B_local (K, N), on every rank."""
     shape, dtype = (A_local.shape[0], B_local.shape[1]), A_local.dtype
-    output = torch.empty(shape, dtype=dtype)
+    output = new_output(*shape, dtype=dtype)
     memory = workspace(output.nbytes)
     torch.mm(A_local, B_local, out=memory.get_buffer(memory.rank, shape, dtype))
     if dtype != torch.float32:

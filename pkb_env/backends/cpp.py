@@ -17,6 +17,7 @@ channel)`, and `pkb::share(n, parts, index)` with `.begin` and `.end` to split n
 - The same in Python: `hdl.get_buffer(r, shape, dtype)`, `hdl.buffer_ptrs[r]`, `hdl.barrier(channel=0)`, \
 `hdl.put_signal(dst, channel)`, `hdl.wait_signal(src, channel)`.
 - What another rank wrote may be read only after a barrier or signal; a buffer may be overwritten only after its readers are done.
+- `new_output(*shape, dtype=dtype)` from `pkb_box` gives a tensor that is not copied when it is returned; any other tensor is.
 - A rank has one core: no threads.
 """
 
