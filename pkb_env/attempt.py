@@ -12,19 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pkb_env import outcome, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
-from pkb_env.broker import Broker
 from pkb_env.cancellation import Cancellation
-from pkb_env.config import EvalConfig
-from pkb_env.locks import MachineLock
+from pkb_env.machine import Machine
 from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
-from pkb_env.pool import OraclePool
-from pkb_env.sandbox.launcher import Zygote
 from pkb_env.source import literal_sources
 from pkb_env.submission import Candidate
 from problems.base import Problem
@@ -33,18 +28,6 @@ from rewards.verdict import RankReport, Status
 _TIMED_TRIALS_FROM = 1000
 """Trial numbers of timed pairs begin here, so that none repeats an untimed one."""
 _WARM_PAIRS = 2
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The long-lived parts that attempts share."""
-
-    config: EvalConfig
-    zygote: Zygote
-    broker: Broker
-    pool: OraclePool
-    lock: MachineLock
-    folder: Path
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import problems
-from pkb_env.attempt import Attempt, Job, Machine, Result
+from pkb_env.attempt import Attempt, Job, Result
 from pkb_env.errors import HarnessError
+from pkb_env.machine import Machine
 from pkb_env.outcome import Outcome
 from pkb_env.submission import Candidate
 from rewards.verdict import Status

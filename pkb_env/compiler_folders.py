@@ -18,7 +18,8 @@ def compiler_folders(compiler: str) -> tuple[Path, ...]:
     asked = [*(f"-print-prog-name={name}" for name in _PROGRAMS), *(f"-print-file-name={name}" for name in _FILES)]
     names = [_ask(compiler, question).stdout.strip() for question in asked]
     files = [Path(shutil.which(name) or name) for name in (compiler, *names) if name]
-    found = [path.parent for file in files for path in (file, file.resolve())] + _header_folders(compiler)
+    known = [file for file in files if file.is_absolute()]  # a bare name is a file that the compiler has not got
+    found = [path.parent for file in known for path in (file, file.resolve())] + _header_folders(compiler)
     return tuple(dict.fromkeys(path.resolve() for path in found if path.is_absolute()))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pkb_env import judge
-from pkb_env.box.wire import Arena, WireViolation
+from pkb_env.box.tree import WireViolation
+from pkb_env.box.wire import Arena
 from problems.base import Problem
 
 Arguments = Sequence[tuple[Any, ...]]

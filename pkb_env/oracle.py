@@ -19,6 +19,7 @@ import torch
 
 from pkb_env.box import collectives, control, wire, worker
 from pkb_env.box.channel import Channel
+from pkb_env.box.tree import WireViolation
 from pkb_env.sandbox import hang
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
@@ -93,7 +94,7 @@ class Twin:
         slot, nonce = body["slot"], body["nonce"]
         try:
             boxed = read_ranks(self.maps[3], slot, nonce)
-        except wire.WireViolation as error:
+        except WireViolation as error:
             return {"event": "judged", "violation": str(error)}
         reference = [arena.read(slot, nonce) for arena in self.maps[1]]
         pristine = self._pristine(body)

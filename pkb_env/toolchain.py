@@ -86,7 +86,7 @@ class Toolchain:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where the compiler, what it calls and its headers lie: all that a build reads besides our own folder."""
+        """What a build reads besides our own folder."""
         return compiler_folders(self.compiler)
 
     def prepare(self, cache_dir: Path) -> Prepared:

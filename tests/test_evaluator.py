@@ -212,6 +212,7 @@ class TestBlame:
     """A broken harness is nobody's score, unless it breaks with one candidate only."""
 
     def test_breaking_with_everybody_is_infra(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert quick.evaluate(of(GOOD)).correct
         monkeypatch.setattr(Oracle, "call", _break)
         verdict = quick.evaluate(of(GOOD))
         assert verdict.status is Status.INFRA

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pkb_env.box import raw_tensor, wire
 from pkb_env.box.leaves import Alias, Foreign, Oversized
-from pkb_env.box.wire import Arena, WireViolation
+from pkb_env.box.tree import WireViolation
+from pkb_env.box.wire import Arena
 
 SLOTS, CAPACITY = 2, wire.capacity_for(1 << 16)
 TREE_AT, ROOM, MAGIC = 24, 1 << 16, 0x31_57_42_4B_50

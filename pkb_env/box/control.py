@@ -1,8 +1,8 @@
 """One shared page per rank: what the supervisor asks, and where the rank is.
 
-Layout of a page, little endian: command at 0 (operation, slot, nonce, trial), status at 2048 (phase, number and name of
-the last collective), time spent on arguments and outputs at 2560, what symmetric memory waits for at 3072.  The supervisor trusts nothing it reads here: the status
-only words the report of a hang.
+Layout of a page, little endian: command at 0 (operation, slot, nonce, trial, secret), status at 2048 (phase, number and
+name of the last collective), time spent on arguments and outputs at 2560, what symmetric memory waits for at 3072.  The
+supervisor trusts nothing it reads here: a candidate's status only words the report of a hang.
 """
 
 from __future__ import annotations

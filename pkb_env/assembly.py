@@ -1,0 +1,60 @@
+"""From what an attempt found to a verdict: who, where, what, and the numbers that were earned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pkb_env import hardware
+from pkb_env.attempt import Result
+from pkb_env.machine import Machine
+from pkb_env.screen import mechanisms
+from pkb_env.submission import Candidate, Submission
+from problems.base import Problem
+from rewards.verdict import Finding, Status, Verdict
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submission that became a candidate."""
+
+    submission: Submission
+    problem: Problem
+    candidate: Candidate
+    findings: tuple[Finding, ...]
+
+    def pending(self, machine: Machine) -> Verdict:
+        """A stand-in for the verdict to come; it carries all that the store's key is made of."""
+        return Verdict(Status.INFRA, "submission", "not evaluated", **self._described(machine))
+
+    def verdict(self, machine: Machine, result: Result) -> Verdict:
+        """The verdict of an attempt."""
+        found = result.outcome
+        return Verdict(
+            found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
+            passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms, stage_s=result.stage_s,
+            walls=machine.walls, notes=("oversubscribed: more ranks than cores",) if self._oversubscribed else (),
+        )  # fmt: skip
+
+    @property
+    def _oversubscribed(self) -> bool:
+        return self.submission.world_size > hardware.cores()
+
+    def _described(self, machine: Machine) -> dict[str, Any]:
+        s = self.submission
+        return {
+            "problem": self.problem.slug, "problem_version": self.problem.version, "profile": s.profile, "size": s.size,
+            "world_size": s.world_size, "backend": s.backend, "topology": s.topology, "digest": self.candidate.digest,
+            "dtype": s.dtype, "hardware": hardware.cpu(), "toolchain": hardware.toolchain(machine.broker.version),
+            "mechanisms": mechanisms(self.candidate), "findings": self.findings,
+        }  # fmt: skip
+
+    def _timed(self, result: Result) -> dict[str, Any]:
+        speed = result.speed
+        if speed is None:
+            return {"comparable": False}
+        return {
+            "comparable": not self._oversubscribed, "time_ms": speed.time_ms, "baselines": {"reference": speed.reference_ms},
+            "speedup": speed.speedup, "speedup_low": speed.low, "speedup_high": speed.high, "faster": speed.faster,
+            "skew": speed.skew,
+        }  # fmt: skip
