@@ -89,7 +89,11 @@ class Box:
         self._config, self._build = config, build
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
         self._zygote = zygote
-        self.channel = zygote.spawn("box")
+        try:
+            self.channel = zygote.spawn("box")
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def load(self, source: str, task: Task, slots: Slots, native: str = "") -> None:
         """Tell the supervisor what to run; returns at once."""

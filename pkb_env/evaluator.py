@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -52,6 +53,7 @@ class Evaluator:
         self._slots = threading.BoundedSemaphore(self.config.slots or max(1, hardware.cores() // 2))
         self._lock = threading.Lock()
         self._machine: Machine | None = None
+        self._closing: weakref.finalize[..., Evaluator] | None = None
 
     def evaluate(self, submission: Submission, cancellation: Cancellation | None = None) -> Verdict:
         """One verdict; never raises for what a policy wrote.
@@ -130,14 +132,15 @@ class Evaluator:
         with self._lock:
             if self._machine is None:
                 self._machine = Machine.start(self.config)
+                self._closing = weakref.finalize(self, self._machine.close)
             return self._machine
 
     def close(self) -> None:
         """End every process and remove every file of this evaluator; it starts anew when it is used again."""
         with self._lock:
-            machine, self._machine = self._machine, None
-        if machine is not None:
-            machine.close()
+            closing, self._machine = self._closing, None
+        if closing is not None:
+            closing()
 
     def __reduce__(self) -> tuple[type[Evaluator], tuple[EvalConfig, Store | None]]:
         """A copy is an evaluator with the same settings and processes of its own."""

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +32,16 @@ class Oracle:
     def __init__(self, zygote: Zygote, task: Task, folder: Path, config: EvalConfig) -> None:
         self.task = task
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
-        self.channel = zygote.spawn("oracle")
-        path = {"path": [p for p in sys.path if p], "store": str(self._folder / "store"), "slots": SLOTS}
-        self.channel.send({**path, **vars(task)})
-        self._reference = Box(zygote, config, self._folder)
         self._fds: tuple[int, ...] = ()
         self._slots: Slots | None = None
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self.channel = zygote.spawn("oracle")
+            undo.callback(hang_up, self.channel)
+            path = {"path": [p for p in sys.path if p], "store": str(self._folder / "store"), "slots": SLOTS}
+            self._send({**path, **vars(task)})
+            self._reference = Box(zygote, config, self._folder)
+            undo.pop_all()
 
     def ready(self) -> Slots:
         """The arenas for a candidate's box; waits until the group and the reference are up.
@@ -59,10 +64,7 @@ class Oracle:
             HarnessError: the oracle broke or is gone.
         """
         self.ready()
-        try:
-            self.channel.send({"cmd": command, "deadline_s": _DEADLINE_S, **details})
-        except ChannelClosed as error:
-            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
+        self._send({"cmd": command, "deadline_s": _DEADLINE_S, **details})
         return self._receive(_DEADLINE_S + SLACK_S)[0]
 
     def call(self, slot: int, nonce: int) -> Call:
@@ -75,6 +77,12 @@ class Oracle:
 
     def channels(self) -> tuple[Channel, Channel]:
         return self.channel, self._reference.channel
+
+    def _send(self, body: Body) -> None:
+        try:
+            self.channel.send(body)
+        except ChannelClosed as error:
+            raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
 
     def _trusted(self, act: Callable[[], _T]) -> _T:
         try:

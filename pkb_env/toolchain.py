@@ -49,13 +49,11 @@ _HARMLESS = ("-D", "-U", "-W", "-g0")
 class NoCompiler(HarnessError):
     """This machine has no C++ compiler, or it cannot build what every box needs."""
 
-
 @dataclass(frozen=True)
 class Toolchain:
-    """A C++ compiler of this machine."""
+    """A C++ compiler of this machine: its path, and its version for records."""
 
     compiler: str
-    """Path of its executable."""
     version: str
     """First line of `--version` and the machine it builds for; part of every record."""
 
