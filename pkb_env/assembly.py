@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pkb_env import hardware
+import torch
+
+from pkb_env import hardware, roofline
 from pkb_env.attempt import Result
 from pkb_env.machine import Machine
 from pkb_env.screen import mechanisms
@@ -32,9 +34,15 @@ class Case:
         found = result.outcome
         return Verdict(
             found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
-            passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms, stage_s=result.stage_s,
-            walls=machine.walls, notes=("oversubscribed: more ranks than cores",) if self._oversubscribed else (),
+            passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms,
+            bound_ms=self._bound_ms(machine), stage_s=result.stage_s, walls=machine.walls,
+            notes=("oversubscribed: more ranks than cores",) if self._oversubscribed else (),
         )  # fmt: skip
+
+    def _bound_ms(self, machine: Machine) -> float:
+        s = self.submission
+        itemsize = getattr(torch, s.dtype).itemsize
+        return roofline.bound_ms(self.problem.cost(self.problem.size(s.size, s.profile), s.world_size, itemsize), machine.peaks)
 
     @property
     def _oversubscribed(self) -> bool:

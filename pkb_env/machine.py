@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,7 @@ from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import UsageError
 from pkb_env.locks import MachineLock
+from pkb_env.peaks import Peaks, known
 from pkb_env.pool import OraclePool
 from pkb_env.sandbox.launcher import Zygote
 
@@ -48,6 +50,11 @@ class Machine:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return cls(config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder)
+
+    @cached_property
+    def peaks(self) -> Peaks:
+        """What one rank can do at best here; measured once per machine."""
+        return known(self.zygote, cache_dir())
 
     @property
     def walls(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from pkb_env.sandbox.limits import die_with_parent
 
 KINDS = {
     "box": "pkb_env.sandbox.box_group", "compile": "pkb_env.sandbox.compile_box", "oracle": "pkb_env.oracle",
+    "peaks": "pkb_env.peaks",
 }  # fmt: skip
 _LOADED_BEFORE_FORK = ("torch.distributed.distributed_c10d", "torch.distributed._symmetric_memory", "numpy")
 _OURS = ("pkb_env.sandbox.box_group", "pkb_env.sandbox.compile_box", "pkb_box.worker", "pkb_box.symm_mem", "pkb_box.compile")
