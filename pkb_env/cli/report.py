@@ -87,6 +87,7 @@ def _show_times(console: Console, verdict: Verdict) -> None:
     times = [f"candidate {verdict.time_ms:.4g} ms", *(f"{name} {ms:.4g} ms" for name, ms in verdict.baselines.items())]
     times += [f"first call {verdict.first_call_ms:.4g} ms"] if verdict.first_call_ms is not None else []
     times += [f"skew {verdict.skew:.0%}"] if verdict.skew is not None else []
+    times += [f"bound {verdict.bound_ms:.3g} ms"] if verdict.bound_ms is not None else []
     console.print(f"times      {', '.join(times)}", highlight=False)
     if not verdict.comparable:
         console.print("           not comparable with other verdicts, and no speed is paid", highlight=False)
