@@ -32,7 +32,7 @@ from rewards.verdict import Status, Verdict
 STOPS = {
     "namespaces": "the network, loopback included; signals to and memory shared with processes outside; a full disk",
     "landlock": "reading the repository, the store, the caches, other candidates; writing outside the own folder",
-    "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP or unix",
+    "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP",
     "limits": "memory, file size and descriptors beyond the caps; capabilities",
 }
 """What each wall is there for."""
