@@ -25,24 +25,20 @@ PAIRS = 24
 
 def delayed(seconds: float) -> str:
     """A call that does nothing, but rank 1 sleeps."""
-    return f"import time\nimport torch.distributed as dist\ndef solution(tensor):\n    time.sleep({seconds} * dist.get_rank())\n    return tensor\n"
+    head = "import time\nimport torch.distributed as dist\n"
+    return head + f"def solution(tensor):\n    time.sleep({seconds} * dist.get_rank())\n    return tensor\n"
 
 
 @pytest.fixture
-def machine(evaluator: Evaluator) -> Evaluator:
-    return evaluator
-
-
-@pytest.fixture
-def oracle(machine: Evaluator) -> Iterator[Oracle]:
-    with machine.machine().pool.taken(TASK, Cancellation()) as taken:
+def oracle(evaluator: Evaluator) -> Iterator[Oracle]:
+    with evaluator.machine().pool.taken(TASK, Cancellation()) as taken:
         yield taken
 
 
-def boxes(machine: Evaluator, oracle: Oracle, sources: list[str], stack: ExitStack) -> list[Box]:
+def boxes(evaluator: Evaluator, oracle: Oracle, sources: list[str], stack: ExitStack) -> list[Box]:
     made = []
     for source in sources:
-        parts = machine.machine()
+        parts = evaluator.machine()
         box = Box(parts.zygote, parts.config, parts.folder)
         stack.callback(box.close)
         box.load(source, TASK, oracle.ready())
@@ -51,10 +47,10 @@ def boxes(machine: Evaluator, oracle: Oracle, sources: list[str], stack: ExitSta
     return made
 
 
-def paired(machine: Evaluator, oracle: Oracle, sources: list[str]) -> list[Pair]:
+def paired(evaluator: Evaluator, oracle: Oracle, sources: list[str]) -> list[Pair]:
     """(first, second) timed next to each other; the first stands for the reference."""
     with ExitStack() as stack:
-        first, second = boxes(machine, oracle, sources, stack)
+        first, second = boxes(evaluator, oracle, sources, stack)
         pairs = []
         for number in range(PAIRS):
             slot, nonce = number % SLOTS, secrets.randbits(63)
@@ -67,8 +63,8 @@ def paired(machine: Evaluator, oracle: Oracle, sources: list[str]) -> list[Pair]
 
 
 @pytest.mark.parametrize("milliseconds", [5, 20])
-def test_a_delay_in_one_rank_is_recovered(machine: Evaluator, oracle: Oracle, milliseconds: float) -> None:
-    pairs = paired(machine, oracle, [NO_OP, delayed(milliseconds / 1e3)])
+def test_a_delay_in_one_rank_is_recovered(evaluator: Evaluator, oracle: Oracle, milliseconds: float) -> None:
+    pairs = paired(evaluator, oracle, [NO_OP, delayed(milliseconds / 1e3)])
     differences = sorted((p.candidate_ns - p.reference_ns) / 1e6 for p in pairs)
     low, median, high = differences[2], statistics.median(differences), differences[-3]
     print(f"delay {milliseconds} ms: recovered {median:.2f} ms [{low:.2f}, {high:.2f}]")
@@ -78,8 +74,8 @@ def test_a_delay_in_one_rank_is_recovered(machine: Evaluator, oracle: Oracle, mi
     assert 0.5 * milliseconds < skew < 10 * milliseconds
 
 
-def test_doing_nothing_reads_the_floor(machine: Evaluator, oracle: Oracle) -> None:
-    pairs = paired(machine, oracle, [NO_OP, NO_OP])
+def test_doing_nothing_reads_the_floor(evaluator: Evaluator, oracle: Oracle) -> None:
+    pairs = paired(evaluator, oracle, [NO_OP, NO_OP])
     speed = summarise(pairs)
     assert speed is not None
     print(f"floor {speed.time_ms:.3f} ms, against itself {speed.speedup:.3f} [{speed.low:.3f}, {speed.high:.3f}]")
@@ -88,7 +84,7 @@ def test_doing_nothing_reads_the_floor(machine: Evaluator, oracle: Oracle) -> No
     assert speed.high > 0.77
 
 
-def test_a_candidate_gets_its_sleep(evaluator: Evaluator) -> None:
+def test_a_candidate_gets_its_sleep() -> None:
     source = problems.reference_source(problems.load("allreduce"))
     sleepy = source.replace("def solution(", "def inner(") + (
         "\n\nimport time\n\n\ndef solution(tensor):\n    time.sleep(0.02)\n    return inner(tensor)\n"
@@ -99,5 +95,5 @@ def test_a_candidate_gets_its_sleep(evaluator: Evaluator) -> None:
     assert verdict.time_ms is not None
     assert not verdict.faster
     print(f"slept 20 ms, reads {verdict.time_ms:.2f} ms beside {verdict.baselines['reference']:.2f} ms")
-    assert 20 < verdict.time_ms - 0.5 * verdict.baselines["reference"]
+    assert verdict.time_ms > 20
     assert verdict.time_ms < 200

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from pkb_env.cli import doctor, evaluate, list_problems, replay, show
+from pkb_env.cli import bench, doctor, evaluate, list_problems, replay, show
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +22,7 @@ app.command("show")(show.show)
 app.command("eval")(evaluate.evaluate)
 app.command("replay")(replay.replay)
 app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
