@@ -23,6 +23,7 @@ from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
 from pkb_env.native_text import findings_in
 from pkb_env.sandbox.launcher import Zygote
+from pkb_env.submission import MAX_SOURCE_BYTES
 from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, bind_functions, check_flags
 
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 512 << 20
@@ -67,6 +68,8 @@ def _texts(value: Any, what: str) -> list[str]:
 
 def _permitted(source: str) -> str:
     """The source, unless the screen forbids what is in it; here it also sees what was put together at run time."""
+    if len(source) > MAX_SOURCE_BYTES:
+        raise FlagError(f"a source of {len(source)} characters; at most {MAX_SOURCE_BYTES} are compiled")
     for finding in findings_in(source):
         if finding.severity == "forbid":
             raise FlagError(f"{SOURCE_NAME}:{finding.line}: {finding.message}")

@@ -36,7 +36,7 @@ _RULES = (
     _rule("foreign-include", "forbid", "`#include` of a parent folder", _INCLUDE + r"[<\"](?:[^>\"\n]*/)?\.\./"),
     _rule("foreign-include", "forbid", "`#include` of a computed name", _INCLUDE + r"[^<\"\s]"),
     _rule("foreign-include", "forbid", "asks whether a file exists", r"\b__has_(?:include|embed)\w*\s*\(\s*[<\"](?:/|\.\./)"),
-    _rule("machine-code", "forbid", "`asm` with raw bytes", _ASM + r"[^;]{0,4000}?\.(?:[248]?byte|quad|octa|ascii|word)\b"),
+    _rule("machine-code", "forbid", "`asm` with raw bytes", _ASM + r"[^;]{0,400}?\.(?:[248]?byte|quad|octa|ascii|word)\b"),
     _rule("machine-code", "forbid", "data placed among machine code", r"\bsection\s*\(\s*\"[^\"]{0,80}\.text"),
     _rule("assembly", "note", "inline assembly", _ASM),
     _rule("process", "warn", "starts a process", _FREE + r"(?:system|popen|v?fork|posix_spawnp?|exec[lv]p?e?|clone3?)\s*\("),
@@ -106,9 +106,10 @@ def _continued(text: str) -> str:
 def _without_comments(text: str) -> str:
     """A comment is one space; the line breaks in it are put behind its last line, for a directive goes on after it."""
     out: list[str] = []
+    unclosed: set[str] = set()
     at = owed = 0
     while (match := _TOKEN.search(text, at)) is not None:
-        end = _raw_end(text, match) if match["raw"] is not None else match.end()
+        end = _raw_end(text, match, unclosed) if match["raw"] is not None else match.end()
         between = text[at : match.start()]
         if owed and "\n" in between:
             between, owed = between.replace("\n", "\n" * (owed + 1), 1), 0
@@ -119,7 +120,11 @@ def _without_comments(text: str) -> str:
     return "".join((*out, text[at:].replace("\n", "\n" * (owed + 1), 1)))
 
 
-def _raw_end(text: str, match: re.Match[str]) -> int:
+def _raw_end(text: str, match: re.Match[str], unclosed: set[str]) -> int:
+    """End of a raw literal; a mark once found without an end has none further on, and is not searched for again."""
     closing = f'){match["mark"]}"'
-    close = text.find(closing, match.end())
-    return match.end() if close < 0 else close + len(closing)
+    close = -1 if closing in unclosed else text.find(closing, match.end())
+    if close < 0:
+        unclosed.add(closing)
+        return match.end()
+    return close + len(closing)

@@ -9,6 +9,7 @@ import pytest
 from pkb_env import backends
 from pkb_env.backends import names
 from pkb_env.errors import InvalidSource, UsageError
+from pkb_env.native_text import findings_in
 from pkb_env.screen import MAX_FINDINGS, check, literal_line, literal_sources, mechanisms, screen
 from pkb_env.submission import MAX_SOURCE_BYTES, Candidate, read
 
@@ -224,3 +225,13 @@ def test_backends_are_named_with_what_exists() -> None:
         backends.load("cuda")
     with pytest.raises(UsageError, match="does not run on topology 'node'"):
         backends.load("cpp", "node")
+
+
+def test_hostile_texts_are_read_in_linear_time() -> None:
+    """Each of these took minutes once: every opening was searched for its end anew."""
+    for text in ("#include <x>\n" + 'R"(' * 80_000, "asm " * 64_000, "asm(" * 60_000):
+        start = time.process_time()
+        findings_in(text)
+        seconds = time.process_time() - start
+        print(f"{text[:12]!r}...: {seconds:.2f} s")
+        assert seconds < 10
