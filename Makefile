@@ -10,6 +10,8 @@ TORCH := $(if $(DRIVER),,torch==2.13.0)
 # The venv is made without a pip of its own, because a bare Debian has no ensurepip; the pip of $(PYTHON) installs into it.
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python install --quiet $(TORCH)
 
+# An activated .venv must not stand in for $(PYTHON): it has no pip.
+export PATH := $(subst $(CURDIR)/.venv/bin:,,$(PATH))
 # Spinning OpenMP threads would steal the cores from the ranks that are being timed.
 export OMP_NUM_THREADS = 1
 

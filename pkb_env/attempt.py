@@ -95,7 +95,9 @@ class Attempt:
 
     def _evaluate(self, groups: ExitStack) -> Result:
         job, machine = self.job, self.machine
-        with machine.lock.shared(job.cancellation.check):
+        with ExitStack() as shared:
+            with self._stage("queue"):
+                shared.enter_context(machine.lock.shared(job.cancellation.check))
             oracle, box = self._start(groups)
             with self._stage("run"):
                 right = all(self._judged_call(box, oracle, trial) for trial in range(machine.config.trials))
@@ -176,26 +178,30 @@ class Attempt:
         return bool(answer["passed"] == answer["total"])
 
     def _timed(self, box: Box, oracle: Oracle) -> tuple[bool, timing.Speed | None]:
-        """Adjacent pairs in random order on values never shown before; some are judged, told to nobody in advance."""
+        """Adjacent pairs in random order on values never shown before; some are judged, told to nobody in advance.
+
+        Each is judged with the chance missing / left (selection sampling, Knuth 1969, algorithm S), where the time that is
+        left says how many pairs are to come: who burns the budget is judged in every call that still counts.
+        """
         config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
         pairs: list[timing.Pair] = []
-        end = time.monotonic() + config.time_budget_s
+        start = time.monotonic()
+        end = start + config.time_budget_s
         total = config.pairs + _WARM_PAIRS
-        wanted = set(rng.sample(range(total), min(config.judged_pairs, total)))
-        kept: list[_Turn] = []
+        missing = min(config.judged_pairs, total)
         for number in range(total):
             turn = _Turn(number % SLOTS, secrets.randbits(63), _TIMED_TRIALS_FROM + number)
             self._fill(oracle, turn)
             pairs.append(_pair(box, oracle, turn, candidate_first=rng.random() < 0.5))
-            kept = [*kept, turn][-SLOTS:]
-            if number in wanted and not self._judge(oracle, turn):
-                return False, None
-            if time.monotonic() > end:
+            now = time.monotonic()
+            left = min(total - number - 1, (end - now) / (now - start) * (number + 1))
+            if rng.random() * (left + 1) < missing:
+                missing -= 1
+                if not self._judge(oracle, turn):
+                    return False, None
+            if now > end:
                 break
-        # Cut short, fewer calls than wanted were judged: the last ones still lie in their slots.
-        missing = max(0, min(len(kept), len([n for n in wanted if n >= len(pairs)])))
-        right = all(self._judge(oracle, turn) for turn in rng.sample(kept, missing))
-        return right, timing.summarise(pairs[_WARM_PAIRS:]) if right else None
+        return True, timing.summarise(pairs[_WARM_PAIRS:])
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -15,7 +15,10 @@ from pkb_env.errors import HarnessError
 from pkb_env.machine import Machine
 from pkb_env.outcome import Outcome
 from pkb_env.submission import Candidate
+from pkb_env.told import clean
 from rewards.verdict import Status
+
+_TOLD_CHARS = 500
 
 
 def run_with_blame(machine: Machine, job: Job) -> Result:
@@ -24,8 +27,8 @@ def run_with_blame(machine: Machine, job: Job) -> Result:
     for _ in range(1 + machine.config.retries):
         try:
             return Attempt(machine, job).run()
-        except HarnessError as error:
-            failure = error
+        except (HarnessError, OSError) as error:
+            failure = HarnessError(clean(f"{error}", _TOLD_CHARS))
         if not canary_lives(machine, job):
             return Result(Outcome(Status.INFRA, "harness", f"the harness failed, with a known-good candidate too: {failure}", ()))
     return Result(Outcome(
@@ -40,6 +43,6 @@ def canary_lives(machine: Machine, job: Job) -> bool:
     canary = Candidate(problems.reference_source(job.problem))
     try:
         result = Attempt(machine, replace(job, candidate=canary, timed=False)).run()
-    except HarnessError:
+    except (HarnessError, OSError):
         return False
     return result.outcome.status is Status.CORRECT

@@ -5,8 +5,11 @@ Not here: what runs on the other side (`sandbox.box_group`), the order of an eva
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from pkb_env.box.channel import ChannelClosed, ChannelViolation
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
+from pkb_env.sandbox.init import RANK_NEVER_BEGAN
 from pkb_env.sandbox.launcher import Zygote
 
 SLOTS = 4
@@ -86,7 +90,8 @@ class Box:
     def __init__(
         self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[[Body, Path], Body] | None = None
     ) -> None:
-        self._config, self._build = config, build
+        self._config, self._build, self._build_s, self._building = config, build, 0.0, 0
+        self._sending, self._trouble = threading.Lock(), None  # type: tuple[threading.Lock, HarnessError | None]
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
         self._zygote = zygote
         try:
@@ -141,24 +146,65 @@ class Box:
         hang_up(self.channel)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _begin_build(self, rank: int, request: Any) -> None:
+        """Build beside the conversation: whoever does not read meanwhile blocks a supervisor with much to tell."""
+        self._building += 1
+        threading.Thread(target=self._build_for, args=(rank, request), daemon=True).start()
+
+    def _build_for(self, rank: int, request: Any) -> None:
+        try:
+            reply = self._built(request)
+        except Exception as error:  # noqa: BLE001  it is raised in the thread that waits for the box
+            self._trouble = HarnessError(f"a build broke: {error}")
+            reply = {"error": "the harness failed", "reason": "harness"}
+        self._building -= 1
+        with contextlib.suppress(HarnessError, OSError):
+            self._send({"cmd": "compiled", "rank": rank, "reply": reply})
+
+    def _built(self, request: Any) -> Body:
+        """What came of a build request; all builds of a box together have the time of one long one."""
+        if self._build is None or self._build_s > self._config.extension_deadline_s:
+            return {"error": f"no more builds: {self._build_s:.0f} s went into them already", "reason": "deadline"}
+        start = time.monotonic()
+        try:
+            return self._build(request, self.folder / "lib")
+        finally:
+            self._build_s += time.monotonic() - start
+
     def _send(self, body: Body, fds: tuple[int, ...] = ()) -> None:
         try:
-            self.channel.send(body, fds)
+            with self._sending:
+                self.channel.send(body, fds)
         except ChannelClosed as error:
             raise HarnessError(f"the supervisor of the box is gone: {error}") from None
 
     def _receive(self, wanted: str, deadline_s: float) -> Body:
         while True:
-            try:
-                body = self.channel.recv(deadline_s + SLACK_S).body
-            except (ChannelClosed, ChannelViolation, TimeoutError) as error:
-                raise HarnessError(f"the supervisor of the box is gone: {error}") from None
-            if body["event"] == "compile" and self._build is not None:
-                reply = self._build(body["request"], self.folder / "lib")
-                self._send({"cmd": "compiled", "rank": body["rank"], "reply": reply})
+            body = self._next(deadline_s)
+            if self._trouble is not None:
+                raise self._trouble
+            if body["event"] == "compile":
+                self._begin_build(body["rank"], body["request"])
             elif body["event"] == "failed":
+                if _never_began(body):
+                    raise HarnessError("no rank of the box came up")
                 raise BoxFailed(body, deadline_s)
             elif body["event"] == wanted:
                 return body
             else:
                 raise HarnessError(f"the supervisor of the box sent {body['event']!r}, wanted {wanted!r}")
+
+    def _next(self, deadline_s: float) -> Body:
+        while True:
+            try:
+                return self.channel.recv(deadline_s + SLACK_S).body
+            except TimeoutError as error:
+                if not self._building:
+                    raise HarnessError(f"the supervisor of the box is gone: {error}") from None
+            except (ChannelClosed, ChannelViolation) as error:
+                raise HarnessError(f"the supervisor of the box is gone: {error}") from None
+
+
+def _never_began(report: Body) -> bool:
+    """Whether every rank ended by itself before it could reach the candidate."""
+    return all(rank["exit"] == RANK_NEVER_BEGAN and rank["phase"] in ("start", "init") for rank in report["ranks"])

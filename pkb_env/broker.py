@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pkb_env import hardware
 from pkb_env.box.channel import ChannelClosed
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
@@ -26,7 +27,8 @@ from pkb_env.sandbox.launcher import Zygote
 from pkb_env.submission import MAX_SOURCE_BYTES
 from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, bind_functions, check_flags
 
-_MEMORY_BYTES, _FILE_BYTES = 4 << 30, 512 << 20
+_MEMORY_BYTES, _FILE_BYTES = 4 << 30, 64 << 20
+_MOST_PREFETCHED = 4
 _SLACK_S = 30.0
 Body = dict[str, Any]
 
@@ -94,6 +96,7 @@ class Broker:
         self._root = root or cache_dir()
         self._builds = self._root / "builds"
         self._lock = threading.Lock()
+        self._running_compilers = threading.BoundedSemaphore(max(1, hardware.cores()))
         self._running: dict[str, Future[Body]] = {}
         self._prepared: Prepared | None = None
         self.counters = Counters()
@@ -129,7 +132,8 @@ class Broker:
 
     def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> list[threading.Thread]:
         """Start building literal sources before a rank asks for them; failures show when it asks."""
-        threads = [threading.Thread(target=self._quietly, args=source, daemon=True) for source in sources]
+        wanted = sources[:_MOST_PREFETCHED]
+        threads = [threading.Thread(target=self._quietly, args=source, daemon=True) for source in wanted]
         for thread in threads:
             thread.start()
         return threads
@@ -179,7 +183,8 @@ class Broker:
             prepared.prepare_extensions()
             command = prepared.extension_command(source, library, order.name, order.flags)
             deadline = self._config.extension_deadline_s
-        answer = self._run(folder, command, deadline)
+        with self._running_compilers:
+            answer = self._run(folder, command, deadline)
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start

@@ -68,7 +68,9 @@ def _unlike(reference: torch.Tensor, candidate: Any) -> str:
     wanted = _kind(reference)
     if isinstance(candidate, Alias):
         return f"shares memory with argument {candidate.argument!r}, wanted a new tensor"
-    if not isinstance(candidate, Oversized) and type(candidate) is not torch.Tensor:
+    if isinstance(candidate, Oversized):
+        return f"is a {_kind(candidate)} that has no room on the wire, wanted {wanted}"
+    if type(candidate) is not torch.Tensor:
         return wrong_kind(candidate, f"a {wanted}")
     return "" if _kind(candidate) == wanted else f"is a {_kind(candidate)}, wanted {wanted}"
 

@@ -100,6 +100,8 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         self._settings = Submission("", "", backend, world_size, topology, profile, size)
         self._reward = reward if callable(reward) else _reward(reward)
         self._config = EvalConfig(**(config or {}))
+        if isinstance(evaluator, str):
+            open_evaluator(evaluator, config).close()  # an unknown one, or a missing store, is said now
         self._given, self._evaluator = evaluator, None if evaluator is None or isinstance(evaluator, str) else evaluator
         self.max_turns, self.render_mode = max_turns, render_mode
         self.action_space = SourceText(MAX_TEXT_BYTES)

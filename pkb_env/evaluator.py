@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,7 @@ from problems.base import Problem
 from rewards.verdict import Finding, Status, Verdict
 
 TOPOLOGIES = ("cpu",)
-_MOST_THREADS = 16
+_MOST_THREADS, _MOST_RANKS, _MOST_PER_CORE = 16, 64, 8
 
 
 class Evaluator:
@@ -131,7 +133,7 @@ class Evaluator:
         """
         with self._lock:
             if self._machine is None:
-                self._machine = Machine.start(self.config)
+                self._machine = Machine.start(self.config, [self.store.path] if self.store else [])
                 self._closing = weakref.finalize(self, self._machine.close)
             return self._machine
 
@@ -156,7 +158,9 @@ class Evaluator:
         if submission.topology not in TOPOLOGIES:
             raise UsageError(f"topology {submission.topology!r} is not there yet; there is {', '.join(TOPOLOGIES)}")
         backends.load(submission.backend, submission.topology)
-        problem = named(submission.problem)
+        problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
+        if submission.world_size > most:
+            raise UsageError(f"world size {submission.world_size} is more than {most} ({_MOST_PER_CORE} ranks a core)")
         fitting([problem], world_size=submission.world_size, size=submission.size, profile=submission.profile)
         return problem
 
@@ -174,9 +178,17 @@ class Evaluator:
         result.stage_s |= {"slot": round(waited, 4), "total": round(time.monotonic() - start, 4)}
         verdict = case.verdict(machine, result)
         if self.store and verdict.status is not Status.INFRA:
-            self.store.put(self._key(verdict), verdict, case.candidate.source, secret)
-            return self.store.find(self._key(verdict)) or verdict
+            return self._kept(self.store, verdict, case, secret)
         return verdict
+
+    def _kept(self, store: Store, verdict: Verdict, case: Case, secret: bytes) -> Verdict:
+        """The verdict as the store has it; a store that fails costs nobody a verdict."""
+        try:
+            store.put(self._key(verdict), verdict, case.candidate.source, secret)
+            return store.find(self._key(verdict)) or verdict
+        except (sqlite3.Error, OSError) as error:
+            warnings.warn(f"the verdict is not stored: {error}", RuntimeWarning, stacklevel=2)
+            return verdict
 
     def _key(self, verdict: Verdict) -> Key:
         return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Self
 
 from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig, cache_dir
-from pkb_env.errors import UsageError
+from pkb_env.errors import HarnessError, UsageError
 from pkb_env.locks import MachineLock
 from pkb_env.peaks import Peaks, known
 from pkb_env.pool import OraclePool
@@ -29,27 +32,32 @@ class Machine:
     lock: MachineLock
     folder: Path
     """Everything that evaluations write lies in it, and goes with it."""
+    held: int
+    """Descriptor of the lock that says the folder is in use."""
 
     @classmethod
-    def start(cls, config: EvalConfig) -> Self:
+    def start(cls, config: EvalConfig, hidden: Sequence[Path] = ()) -> Self:
         """Start the zygote; the toolchain and oracle groups follow when they are needed.
+
+        Args:
+            config: of the evaluator.
+            hidden: files and folders besides the cache that no box may read, such as a store.
 
         Raises:
             UsageError: a wall of `require_walls` does not hold here.
             HarnessError: the zygote does not come up.
         """
-        runs = cache_dir() / "runs"
-        runs.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs))
-        zygote = Zygote(folder)
+        folder, lock = _new_folder(cache_dir() / "runs")
+        zygote = Zygote(folder, [cache_dir(), *hidden])
         try:
             zygote.ensure()
             _require(config.require_walls, zygote.walls)
         except BaseException:
             zygote.close()
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
             raise
-        return cls(config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder)
+        return cls(config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder, lock)
 
     @cached_property
     def peaks(self) -> Peaks:
@@ -66,6 +74,35 @@ class Machine:
         self.pool.close()
         self.zygote.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self.held)
+
+
+def _new_folder(runs: Path) -> tuple[Path, int]:
+    """A folder for this evaluator, locked while it lives; what killed ones left behind is removed."""
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for left in runs.glob("run-*"):
+            if (fd := _lock(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(fd)
+        folder = Path(tempfile.mkdtemp(prefix="new-", dir=runs))
+        lock = _lock(folder)
+        assert lock is not None, "nobody else knows this folder yet"
+        named = folder.rename(runs / folder.name.replace("new-", "run-"))
+    except OSError as error:
+        raise HarnessError(f"the cache folder cannot be used: {error}; name another one in PKB_CACHE") from None
+    return named, lock
+
+
+def _lock(folder: Path) -> int | None:
+    """The lock of a run folder, or None while somebody holds it."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def _require(wanted: tuple[str, ...], walls: dict[str, str]) -> None:

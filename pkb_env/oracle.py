@@ -126,7 +126,8 @@ def _serve(twin: Twin) -> None:
         try:
             answer = orders[body["cmd"]](body)
         except Exception:  # noqa: BLE001  whatever breaks here is the harness's failure and is told as such
-            answer = {"event": "broken", "error": traceback.format_exc(limit=8)}
+            traceback.print_exc()
+            answer = {"event": "broken", "error": traceback.format_exc(limit=0).strip()}
         twin.group.upstream.send(answer)
 
 

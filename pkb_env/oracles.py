@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import problems
+from pkb_env import outcome
 from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
 from pkb_env.boxes import SLOTS, Body, Box, BoxFailed, Call, Slots, Task
 from pkb_env.cancellation import SLACK_S, hang_up
@@ -88,7 +89,8 @@ class Oracle:
         try:
             return act()
         except BoxFailed as failure:
-            raise HarnessError(f"the reference of {self.task.problem} failed: {failure.report}") from None
+            why = outcome.explain(failure.report, failure.deadline_s).message
+            raise HarnessError(f"the reference of {self.task.problem} failed: {why}") from None
 
     def _receive(self, timeout: float) -> tuple[Body, tuple[int, ...]]:
         try:

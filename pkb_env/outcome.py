@@ -85,7 +85,8 @@ def _failure(rank: Body, stage: str) -> tuple[Status, str]:
 def _ended(rank: Body, stage: str) -> tuple[Status, str]:
     code = rank["exit"]
     doing = "while the module was imported" if stage == "load" else "during the call"
-    text = f"rank {rank['rank']} ended {doing} with {exit_text(code)}"
+    where = f" at line {rank['line']} in {rank['function']}()" if rank["line"] else ""
+    text = f"rank {rank['rank']} ended {doing} with {exit_text(code)}{where}"
     if code == -signal.SIGKILL:
         text += " (which is also how the kernel ends a process when memory runs out)"
     printed = clean(rank["printed"]).strip()[-500:]

@@ -9,9 +9,10 @@ Not here: evaluating (`evaluator`), storing (`store`).
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 from pkb_env.errors import InvalidSource, UsageError
 from pkb_env.problem_set import named
@@ -70,11 +71,18 @@ class RecordedEvaluator:
         if self._owned:
             self._store.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _miss(self, submission: Submission, version: int, candidate: Candidate) -> Verdict:
         columns = _columns(submission, version, candidate)
         what = ", ".join(f"{name}={str(value)[:12]}" for name, value in columns.items())
         if self._missing == "error":
             raise UsageError(f"the store holds no verdict for {what}; evaluate it first, or use missing='unscored'")
+        warnings.warn(f"unscored: no recorded verdict for {what}", RuntimeWarning, stacklevel=4)
         return Verdict(
             status=Status.INFRA, stage="harness", message=f"no recorded verdict for {what}", **columns  # type: ignore[arg-type]
         )

@@ -109,8 +109,11 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises:
         UsageError: the file is no store, or one of another schema.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    except (sqlite3.Error, OSError) as error:
+        raise UsageError(f"{path} cannot be opened as a store: {error}; name another file") from error
     try:
         _prepare(db, path)
     except sqlite3.DatabaseError as error:

@@ -19,6 +19,8 @@ FILE_NAME = "candidate.py"
 """The name under which a candidate appears in tracebacks."""
 MAX_SOURCE_BYTES = 256 << 10
 """Largest candidate, in bytes of UTF-8."""
+MAX_EXPANDED_NODES = 2_000_000
+"""Largest program, in syntax nodes after `finally` bodies are copied."""
 MAX_TEXT_BYTES = 1 << 20
 """Largest text (prose and code together) that is searched for a candidate."""
 
@@ -92,6 +94,7 @@ def parse(source: str) -> ast.Module:
         with _QUIET, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(source, FILE_NAME)
+            _require_small_expansion(tree)
             compile(source, FILE_NAME, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise _at(error.lineno, error.msg) from None
@@ -102,6 +105,27 @@ def parse(source: str) -> ast.Module:
     except (RecursionError, MemoryError):
         raise _at(None, "the source is nested too deeply for Python's compiler") from None
     return tree
+
+
+def _require_small_expansion(tree: ast.AST) -> None:
+    """Python's compiler copies a `finally` body for every way out of its `try`: nested ones fill any memory."""
+    if _expanded(tree)[0] > MAX_EXPANDED_NODES:
+        raise InvalidSource(f"{FILE_NAME}: nested try/finally would compile to more than {MAX_EXPANDED_NODES} statements")
+
+
+def _expanded(node: ast.AST) -> tuple[int, int]:
+    """(nodes after copying, ways out of the enclosing `try`) of a subtree, at least."""
+    final = getattr(node, "finalbody", [])
+    apart = set(map(id, final))
+    parts = [_expanded(child) for child in ast.iter_child_nodes(node) if id(child) not in apart]
+    size, exits = 1 + sum(p[0] for p in parts), sum(p[1] for p in parts)
+    if final:
+        copied = [_expanded(child) for child in final]
+        copies = 3 + exits
+        size, exits = size + copies * sum(c[0] for c in copied), exits + copies * sum(c[1] for c in copied)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        return size, 0
+    return size, exits + isinstance(node, ast.Return | ast.Break | ast.Continue)
 
 
 def invalid(

@@ -208,6 +208,63 @@ def test_nothing_survives_a_killed_caller() -> None:
     assert not any(processes(name, caller.pid) for name in ("pkb-rank", "pkb-init", "pkb-box", "pkb-oracle", "python"))
 
 
+def test_what_a_killed_evaluator_left_is_swept(quick: Evaluator) -> None:
+    runs = quick.machine().folder.parent
+    (runs / "run-of-a-dead-one").mkdir()
+    with Evaluator(QUICK) as other:
+        other.machine()
+        assert not (runs / "run-of-a-dead-one").exists()
+        assert quick.machine().folder.exists()
+
+
+def test_too_many_ranks_and_an_unusable_cache_are_said_before_anything_runs(
+    quick: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="999"):
+        quick.evaluate(of(GOOD, world_size=999))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PKB_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(HarnessError, match="PKB_CACHE"):
+        Evaluator(QUICK).evaluate(of(GOOD))
+
+
+def test_a_late_build_does_not_stop_the_clock() -> None:
+    """A build asked for in the moment of `done` once left the next call without a deadline."""
+    source = """import sys, torch.distributed as dist
+def worker():
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("state"), "channel"):
+        frame = frame.f_back
+    return frame.f_locals["state"]
+calls = []
+def solution(tensor):
+    calls.append(1)
+    while len(calls) > 1:
+        pass
+    dist.all_reduce(out := tensor.clone())
+    worker().channel.send({"event": "compile", "request": {"kind": "cpp", "source": "int late;", "flags": []}})
+    return out
+"""
+    with Evaluator(EvalConfig(trials=2, pairs=0, call_deadline_s=3.0)) as evaluator:
+        verdict = evaluator.evaluate(of(source))
+    assert verdict.status is Status.TIMEOUT, verdict.message
+    assert verdict.stage_s["run"] < 30
+
+
+def test_an_output_made_in_place_beside_a_copied_one(quick: Evaluator) -> None:
+    source = """import torch, torch.distributed as dist
+from pkb_box import new_output
+def solution(tensor):
+    first = new_output(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    dist.all_reduce(first)
+    new_output(*tensor.shape, dtype=tensor.dtype)
+    return first.clone()
+"""
+    for size in ("tiny", "default"):
+        verdict = quick.evaluate(Submission(source, "allreduce", size=size))
+        assert verdict.correct, verdict.message
+
+
 class TestBlame:
     """A broken harness is nobody's score, unless it breaks with one candidate only."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import pytest
@@ -117,3 +118,21 @@ def test_an_invalid_verdict_says_where_the_text_was_meant_to_run() -> None:
     assert (verdict.status, verdict.stage, verdict.message, verdict.problem_version) == (Status.INVALID, "screen", "no", 7)
     assert (verdict.backend, verdict.world_size, verdict.size) == ("cpp", 4, "tiny")
     assert verdict.digest == Candidate("x").digest
+
+
+@pytest.mark.parametrize("shape", ["nested", "many returns"])
+def test_a_text_that_expands_without_end_is_refused_before_it_does(shape: str) -> None:
+    """Python's compiler copies `finally` bodies for every way out: a few kilobytes took gigabytes."""
+    if shape == "nested":
+        lines = ["def solution(x):"]
+        for depth in range(1, 19):
+            lines += [" " * depth + "try: pass", " " * depth + "finally:"]
+        lines.append(" " * 19 + "return x")
+    else:
+        body = ["  if x: return x"] * 4000
+        lines = ["def solution(x):", " try:", *body, " finally:", *(["  x = x"] * 4000)]
+    start = time.process_time()
+    with pytest.raises(InvalidSource, match="finally"):
+        read("\n".join(lines) + "\n")
+    assert time.process_time() - start < 10
+    assert read("def solution(x):\n try:\n  return x\n finally:\n  print(x)\n").source

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
-import inspect
 import signal
 import socket
-import sys
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import control, worker
@@ -21,16 +18,11 @@ def enter(config: dict[str, Any], rank: int, lines: worker.Lines, inputs: int, o
     channel.send({"event": "hello"})
     worker.silence(lines.output)
     worker.one_thread()
+    faulthandler.enable(file=lines.dump, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=lines.dump, all_threads=True)
-    sys.path_hooks[:] = sys.path_hooks  # the view's finder is made anew inside the walls
     state = worker.Rank(
         rank, config["world_size"], channel, control.Page(lines.control, rank), lines.go, lines.done,
         Arena(inputs, config["slots"], config["in_capacity"]), Arena(outputs, config["slots"], config["out_capacity"]),
         names=tuple(config["names"]),
     )  # fmt: skip
     worker.run(state, worker.prepare_box(config, symmetric))
-
-
-def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    return tuple(parameters)

@@ -40,8 +40,12 @@ def size_arena(fd: int, slots: int, capacity: int) -> None:
 
 
 def capacity_for(nbytes: int) -> int:
-    """Bytes of a slot that holds trees like one of `nbytes` tensor bytes, with room for uneven trials."""
-    return -(-(ROOM_FOR_TREE + nbytes + nbytes // 2 + (1 << 20)) // mmap.PAGESIZE) * mmap.PAGESIZE
+    """Bytes of a slot for trees like one of `nbytes` tensor bytes.
+
+    There is room for uneven trials, and for an output made in place beside the copy of another; what is not used takes no
+    memory.
+    """
+    return -(-(ROOM_FOR_TREE + 3 * nbytes + (1 << 20)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def tensor_bytes(tree: Any) -> int:

@@ -14,7 +14,7 @@ import os
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -100,17 +100,20 @@ def call(state: Rank, order: control.Order) -> None:
     state.page.note_plumbing(called - woken + time.perf_counter_ns() - returned)
 
 
-def new_output(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def new_output(*shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """An uninitialised tensor where this call's outputs are read: returned from `solution`, it is not copied.
+
+    The shape is given as for `torch.empty`.
 
     Good for the call that asked for it.  A tensor of your own may be returned just as well; outside of a box this is one.
 
     Raises:
         MemoryError: more is asked for than the problem's outputs take.
     """
+    extents = [n for part in shape for n in (part if isinstance(part, Sequence) else [part])]
     if _current is None or _current.outputs is None:
-        return torch.empty(shape, dtype=dtype)
-    return _current.outputs.new(shape, dtype)
+        return torch.empty(extents, dtype=dtype)
+    return _current.outputs.new(extents, dtype)
 
 
 def _argument_of(state: Rank, arguments: tuple[Any, ...], tensor: torch.Tensor) -> str | None:

@@ -72,7 +72,8 @@ def _serve(group: Group) -> None:
             group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
         elif body["cmd"] == "call":
             group.upstream.send(_call(group, body))
-        # else: a library that was built for a rank which has failed meanwhile
+        else:  # a library for a rank that has failed or finished meanwhile
+            group.built(body)
 
 
 def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Group:
         """Tell every rank what to do and let them go; the time of that in ns."""
         for rank in self.ranks:
             rank.forget_done()
+            rank.woken()
         now = time.perf_counter_ns()
         for rank in self.ranks:
             rank.page.put(order)
@@ -176,9 +177,12 @@ class Group:
         for message in self.upstream.pump():
             if message.body.get("cmd") != "compiled":
                 raise ChannelClosed(f"asked for {message.body.get('cmd')!r} while an order is being carried out")
-            rank = message.body["rank"]
-            self.compiling.discard(rank)
-            self._reply(self.ranks[rank], message.body["reply"])
+            self.built(message.body)
+
+    def built(self, body: Body) -> None:
+        """Pass on what came of a build; the rank's clock runs again."""
+        self.compiling.discard(body["rank"])
+        self._reply(self.ranks[body["rank"]], body["reply"])
 
     def _reply(self, rank: Rank, body: Body) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -187,6 +191,8 @@ class Group:
     def pause(self) -> None:
         """Stop every rank where it is; it keeps no core busy and changes nothing."""
         self._signal(signal.SIGSTOP)
+        for rank in self.ranks:
+            rank.stopped()
         self._stopped = True
 
     def resume(self) -> None:

@@ -30,6 +30,8 @@ def report(group: Group, stage: str, trouble: str) -> dict[str, Any]:
     if trouble == "deadline":
         _ask_for_stacks(group)
         ranks = [described | _place(rank) for described, rank in zip(ranks, group.ranks, strict=True)]
+    else:
+        ranks = [r | _place(rank) if rank.exit is not None else r for r, rank in zip(ranks, group.ranks, strict=True)]
     return {"event": "failed", "stage": stage, "trouble": trouble, "compiling": sorted(group.compiling), "ranks": ranks}
 
 

@@ -22,6 +22,10 @@ ExitNotice = struct.Struct("<ii")
 """Rank and exit code, negative for a signal."""
 
 
+RANK_NEVER_BEGAN = 70
+"""Exit code of a rank whose process failed outside of the candidate's code."""
+
+
 def run_init(
     confine: Callable[[], None], rank_main: Callable[[int, Lines], None], lines: list[Lines], notices: int
 ) -> NoReturn:
@@ -51,7 +55,7 @@ def _fork_rank(rank_main: Callable[[int, Lines], None], rank: int, line: Lines) 
     except BaseException as error:  # noqa: BLE001  what it prints may be shown to a policy: no traceback of ours
         os.write(2, f"the process of rank {rank} failed: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
-        os._exit(70)
+        os._exit(RANK_NEVER_BEGAN)
 
 
 def own_lines(line: Lines) -> set[int]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from pkb_env.box.channel import Channel, ChannelClosed
@@ -30,9 +31,9 @@ BOX_SOURCES = Path(__file__).resolve().parent.parent / "box"
 class Zygote:
     """Thread-safe handle of one zygote process and its folder."""
 
-    def __init__(self, root: Path) -> None:
-        """Nothing is started yet; `root` is where its folder is made."""
-        self._root = root
+    def __init__(self, root: Path, hidden: Sequence[Path] = ()) -> None:
+        """Nothing is started yet; `root` is where its folder is made, `hidden` what no box may read besides."""
+        self._root, self._hidden = root, hidden
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
@@ -89,6 +90,7 @@ class Zygote:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
         environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), OWNER: str(os.getpid())}
         command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
+        command += [str(path.resolve()) for path in (self._root, *self._hidden)]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )

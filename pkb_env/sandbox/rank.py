@@ -12,6 +12,9 @@ from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
 from pkb_env.box.worker import Lines
 
 Body = dict[str, Any]
+MAX_RAN_NS = 2_000_000
+"""How long a rank may still run until a stop reaches all of its threads."""
+_CPUCLOCK_SCHED = 2
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Rank:
     failed_at: float | None = None
     printed: bytearray = field(default_factory=bytearray)
     closed: bool = False
+    stopped_at_cpu_ns: int | None = None
 
     @classmethod
     def create(cls, number: int, page: control.Page) -> tuple[Rank, Lines]:
@@ -85,6 +89,26 @@ class Rank:
         if not data:
             self.output = _closed(self.output)
         self.printed += data[: max(0, keep - len(self.printed))]
+
+    def cpu_ns(self) -> int | None:
+        """Processor time of all its threads so far, from the kernel; None once it is gone."""
+        if self.pid is None:
+            return None
+        try:
+            return time.clock_gettime_ns((~self.pid << 3) | _CPUCLOCK_SCHED)
+        except OSError:
+            return None
+
+    def stopped(self) -> None:
+        """Note that it was told to stop."""
+        self.stopped_at_cpu_ns = self.cpu_ns()
+
+    def woken(self) -> None:
+        """Before it goes on: a stopped process runs no instruction, whatever it arranged to be woken by."""
+        now = self.cpu_ns()
+        ran = 0 if now is None or self.stopped_at_cpu_ns is None else now - self.stopped_at_cpu_ns
+        if ran > MAX_RAN_NS:
+            self.fail(violation=f"it ran for {ran / 1e6:.1f} ms while it was stopped")
 
     def let_go(self) -> None:
         """Wake the rank; it has no writing end of this pipe, so only a rank that never reads can have filled it."""

@@ -1,7 +1,8 @@
 """seccomp: which system calls a rank may make, for good.  A classic BPF program written out by hand (x86-64 only).
 
 Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, memory that no limit
-counts, sockets other than TCP and the list of interfaces, signals to anybody but oneself, outliving one's parent.
+counts, sockets other than TCP and the list of interfaces, signals to anybody but oneself, waking oneself, outliving one's
+parent, and changing modes, owners, times and attributes of files, which Landlock leaves open.
 Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
@@ -20,10 +21,12 @@ from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, chec
 _LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
-_SECCOMP, _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _PRCTL = 317, 56, 435, 41, 53, 157
+_SECCOMP, _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _PRCTL, _FCNTL, _SETSOCKOPT = 317, 56, 435, 41, 53, 157, 72, 54
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
-_SIGNALS = {62: "kill", 234: "tgkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo"}
+_SIGNALS = {62: ("kill", _ARG1), 129: ("rt_sigqueueinfo", _ARG1), 234: ("tgkill", _ARG2), 297: ("rt_tgsigqueueinfo", _ARG2)}
+"""With the place of the signal among the arguments: a rank may signal itself, but not wake itself while it is stopped."""
+_SIGCONT, _F_SETSIG, _SOL_SOCKET, _SO_LINGER = 18, 10, 1, 13
 _DENIED = {
     59: "execve", 322: "execveat", 57: "fork", 58: "vfork", 101: "ptrace", 310: "process_vm_readv",
     311: "process_vm_writev", 312: "kcmp", 438: "pidfd_getfd", 434: "pidfd_open", 424: "pidfd_send_signal", 200: "tkill",
@@ -37,7 +40,11 @@ _DENIED = {
     29: "shmget", 64: "semget", 68: "msgget", 30: "shmat", 71: "msgctl", 240: "mq_open", 153: "vhangup", 172: "iopl",
     173: "ioperm", 103: "syslog", 170: "sethostname", 171: "setdomainname", 317: "seccomp", 142: "sched_setparam",
     319: "memfd_create", 447: "memfd_secret", 144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr",
-    112: "setsid", 109: "setpgid",
+    112: "setsid", 109: "setpgid", 222: "timer_create", 90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2",
+    92: "chown", 93: "fchown", 94: "lchown", 260: "fchownat", 132: "utime", 235: "utimes", 261: "futimesat",
+    280: "utimensat", 188: "setxattr", 189: "lsetxattr", 190: "fsetxattr", 463: "setxattrat", 197: "removexattr",
+    198: "lremovexattr", 199: "fremovexattr", 466: "removexattrat", 469: "file_setattr", 253: "inotify_init",
+    254: "inotify_add_watch", 294: "inotify_init1", 300: "fanotify_init", 301: "fanotify_mark",
 }  # fmt: skip
 _ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
 """Allowed for the calling process: Python reads its own limits, OpenMP places its own threads."""
@@ -94,8 +101,14 @@ def _program(pid: int) -> _Program:
         program.when(number, refuse)
     program.when(_CLONE3, (_RET, 0, 0, _ERRNO | errno.ENOSYS))
     program.when(_CLONE, (_LD, 0, 0, _ARG0), (_JSET, 0, 1, _CLONE_NEW), refuse, (_JSET, 1, 0, _CLONE_THREAD), refuse, allow)
-    for number in _SIGNALS:
-        program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 1, 0, pid), refuse, allow)
+    for number, (_, place) in _SIGNALS.items():
+        program.when(
+            number, (_LD, 0, 0, _ARG0), (_JEQ, 1, 0, pid), refuse, (_LD, 0, 0, place), (_JEQ, 0, 1, _SIGCONT), refuse, allow
+        )
+    program.when(_FCNTL, (_LD, 0, 0, _ARG1), (_JEQ, 0, 1, _F_SETSIG), refuse, allow)
+    program.when(
+        _SETSOCKOPT, (_LD, 0, 0, _ARG1), (_JEQ, 0, 3, _SOL_SOCKET), (_LD, 0, 0, _ARG2), (_JEQ, 0, 1, _SO_LINGER), refuse, allow
+    )
     for number in _ONLY_ON_SELF:
         program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, pid), refuse, allow)
     program.when(_PRCTL, (_LD, 0, 0, _ARG0), (_JEQ, 0, 1, PR_SET_PDEATHSIG), refuse, allow)

@@ -1,0 +1,105 @@
+"""How many cores this machine keeps busy, and how many of them are not ours.
+
+Busy is read from `/proc/stat` (all cores; time stolen by a hypervisor counts as busy).  Ours is this process and its
+descendants, sampled while they live, because a box that ends hands its CPU time to nobody.  What a process uses between its
+last sample and its end therefore counts as others': the load of others is overstated by some hundredths of a core.
+Not here: which load is too much (`null`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_INTERVAL_S = 0.1
+"""A sample takes about a millisecond; more of them would themselves be load."""
+_BUSY = (0, 1, 2, 5, 6, 7)
+"""Columns of `/proc/stat`: user, nice, system, irq, softirq, steal."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Averages over a stretch of time."""
+
+    seconds: float
+    busy: float
+    """Cores busy with anything."""
+    own: float
+    """Cores busy with this process and its descendants."""
+
+    @property
+    def other(self) -> float:
+        """Cores busy with what others do."""
+        return max(0.0, self.busy - self.own)
+
+
+class Meter:
+    """Measures the load while a `with` block runs.
+
+    Example:
+        >>> with Meter() as meter:
+        ...     total = sum(range(1000))
+        >>> meter.load.other >= 0
+        True
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[int, float] = {}
+        self._stop = threading.Event()
+        self.load = Load(0.0, 0.0, 0.0)
+
+    def __enter__(self) -> Self:
+        self._own = tree_seconds(os.getpid())
+        self._before, self._busy, self._start = sum(self._own.values()), busy_seconds(), time.monotonic()
+        self._thread = threading.Thread(target=self._sample, name="pkb-load", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._own |= tree_seconds(os.getpid())
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        own = sum(self._own.values()) - self._before
+        self.load = Load(seconds, (busy_seconds() - self._busy) / seconds, own / seconds)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            self._own |= tree_seconds(os.getpid())
+
+
+def busy_seconds() -> float:
+    """Seconds that the cores of this machine have been busy, all together, since it started."""
+    with open("/proc/stat", encoding="ascii") as file:
+        columns = file.readline().split()[1:]
+    return sum(int(columns[i]) for i in _BUSY) / _TICKS_PER_S
+
+
+def tree_seconds(root: int) -> dict[int, float]:
+    """CPU seconds of a process and of each of its living descendants, by process id."""
+    found: dict[int, float] = {}
+    todo = [root]
+    while todo:
+        pid = todo.pop()
+        try:
+            found[pid] = _seconds(pid)
+            todo += [child for task in os.listdir(f"/proc/{pid}/task") for child in _children(pid, task)]
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def _seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        columns = file.read().rpartition(")")[2].split()
+    return (int(columns[11]) + int(columns[12])) / _TICKS_PER_S
+
+
+def _children(pid: int, task: str) -> list[int]:
+    with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
