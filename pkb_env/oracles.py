@@ -39,7 +39,7 @@ class Oracle:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.channel = zygote.spawn("oracle")
             undo.callback(hang_up, self.channel)
-            path = {"path": [p for p in sys.path if p], "store": str(self._folder / "store"), "slots": SLOTS}
+            path = {"path": [p or os.getcwd() for p in sys.path], "store": str(self._folder / "store"), "slots": SLOTS}
             self._send({**path, **vars(task)})
             self._reference = Box(zygote, config, self._folder)
             undo.pop_all()

@@ -8,8 +8,8 @@ Not here: evaluating (`evaluator`), storing (`store`).
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, Self
@@ -20,6 +20,8 @@ from pkb_env.screen import check, screen
 from pkb_env.store import Store
 from pkb_env.submission import Candidate, Submission, invalid, read
 from rewards.verdict import Finding, Status, Verdict
+
+_LOG = logging.getLogger(__name__)
 
 
 class RecordedEvaluator:
@@ -82,7 +84,7 @@ class RecordedEvaluator:
         what = ", ".join(f"{name}={str(value)[:12]}" for name, value in columns.items())
         if self._missing == "error":
             raise UsageError(f"the store holds no verdict for {what}; evaluate it first, or use missing='unscored'")
-        warnings.warn(f"unscored: no recorded verdict for {what}", RuntimeWarning, stacklevel=4)
+        _LOG.warning("unscored: no recorded verdict for %s", what)
         return Verdict(
             status=Status.INFRA, stage="harness", message=f"no recorded verdict for {what}", **columns  # type: ignore[arg-type]
         )

@@ -129,7 +129,8 @@ def test_complex_is_compared_whole() -> None:
         ([torch.ones(2)], "is list, wanted a tensor"),
         (Foreign("Masked"), "is Masked, wanted a tensor"),
         (Alias("q", torch.ones(2)), "shares memory with argument 'q'"),
-        (Oversized(torch.float32, (9, 9)), "is a tensor float32 [9, 9], wanted"),
+        (Oversized(torch.float32, (9, 9)), "is a tensor float32 [9, 9] that has no room on the wire, wanted"),
+        (Oversized(torch.float32, (2,)), "is a tensor float32 [2] that has no room on the wire, wanted"),
     ],
 )
 def test_type_dtype_and_shape_are_exact(candidate: Any, says: str) -> None:

@@ -88,7 +88,7 @@ class Zygote:
         self.folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._root))
         ours, theirs = Channel.pair()
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
-        environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), OWNER: str(os.getpid())}
+        environment |= {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), OWNER: str(os.getpid())}
         command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
         command += [str(path.resolve()) for path in (self._root, *self._hidden)]
         self._process = subprocess.Popen(
