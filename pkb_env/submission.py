@@ -113,19 +113,21 @@ def _require_small_expansion(tree: ast.AST) -> None:
         raise InvalidSource(f"{FILE_NAME}: nested try/finally would compile to more than {MAX_EXPANDED_NODES} statements")
 
 
+_BLOCKS = ("body", "orelse", "handlers", "cases")
+
+
 def _expanded(node: ast.AST) -> tuple[int, int]:
-    """(nodes after copying, ways out of the enclosing `try`) of a subtree, at least."""
+    """(nodes after copying, ways out of the enclosing `try`) of a statement; only statements nest, and not deeply."""
+    inner = [child for name in _BLOCKS for child in getattr(node, name, [])]
     final = getattr(node, "finalbody", [])
-    apart = set(map(id, final))
-    parts = [_expanded(child) for child in ast.iter_child_nodes(node) if id(child) not in apart]
+    if not inner:
+        return sum(1 for _ in ast.walk(node)), int(isinstance(node, ast.Return | ast.Break | ast.Continue))
+    parts, copied = ([_expanded(child) for child in block] for block in (inner, final))
     size, exits = 1 + sum(p[0] for p in parts), sum(p[1] for p in parts)
-    if final:
-        copied = [_expanded(child) for child in final]
+    if copied:
         copies = 3 + exits
         size, exits = size + copies * sum(c[0] for c in copied), exits + copies * sum(c[1] for c in copied)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-        return size, 0
-    return size, exits + isinstance(node, ast.Return | ast.Break | ast.Continue)
+    return size, 0 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else exits
 
 
 def invalid(
