@@ -90,7 +90,8 @@ class Box:
     def __init__(
         self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[[Body, Path], Body] | None = None
     ) -> None:
-        self._config, self._build, self._build_s, self._building = config, build, 0.0, 0
+        self._config, self._build, self._build_s = config, build, 0.0
+        self._building: set[threading.Thread] = set()
         self._sending, self._trouble = threading.Lock(), None  # type: tuple[threading.Lock, HarnessError | None]
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
         self._zygote = zygote
@@ -148,8 +149,9 @@ class Box:
 
     def _begin_build(self, rank: int, request: Any) -> None:
         """Build beside the conversation: whoever does not read meanwhile blocks a supervisor with much to tell."""
-        self._building += 1
-        threading.Thread(target=self._build_for, args=(rank, request), daemon=True).start()
+        thread = threading.Thread(target=self._build_for, args=(rank, request), daemon=True)
+        self._building.add(thread)
+        thread.start()
 
     def _build_for(self, rank: int, request: Any) -> None:
         try:
@@ -157,7 +159,7 @@ class Box:
         except Exception as error:  # noqa: BLE001  it is raised in the thread that waits for the box
             self._trouble = HarnessError(f"a build broke: {error}")
             reply = {"error": "the harness failed", "reason": "harness"}
-        self._building -= 1
+        self._building.discard(threading.current_thread())
         with contextlib.suppress(HarnessError, OSError):
             self._send({"cmd": "compiled", "rank": rank, "reply": reply})
 
