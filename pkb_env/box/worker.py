@@ -66,9 +66,17 @@ _current: Rank | None = None
 
 
 def join_group(rank: int, world_size: int, store: str) -> None:
-    """Initialise the default process group over gloo; the store is a file, no port is opened for it."""
+    """Initialise the default process group over gloo; the store is a file, no port is opened for it.
+
+    Gloo's threads inherit the batch policy: as ordinary ones they push the thread off its core that holds the lock they
+    want, and then poll for it until the next tick, which made 1 MiB all-reduces of 0.8 ms last 5 ms.
+    """
     shared = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # public, yet not in its stub
-    dist.init_process_group("gloo", store=shared, rank=rank, world_size=world_size, timeout=_GLOO_TIMEOUT)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        dist.init_process_group("gloo", store=shared, rank=rank, world_size=world_size, timeout=_GLOO_TIMEOUT)
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def load(source: str, page: control.Page) -> Callable[..., Any]:

@@ -90,6 +90,7 @@ def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> Non
     """Become rank `rank`: walls first, then the box's own worker; nothing of ours stays importable."""
     mine = {fds.inputs[rank], fds.outputs[rank], *fds.symmetric}
     limits.close_all_but(own_lines(lines) | mine)
+    limits.place(rank, config["world_size"])
     scratch = Path(config["scratch"])
     os.chdir(scratch)
     keep = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}

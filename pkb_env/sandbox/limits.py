@@ -5,6 +5,7 @@ Not here: files (`landlock`) and system calls (`seccomp`).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -37,6 +38,14 @@ def cap(memory_bytes: int, file_bytes: int) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
+def place(rank: int, world_size: int) -> None:
+    """Keep this process on its share of the cores, the same for every group; more ranks than cores share them all."""
+    cores = sorted(os.sched_getaffinity(0))
+    first, end = (len(cores) * r // world_size for r in (rank, rank + 1))
+    if len(cores) >= world_size:
+        os.sched_setaffinity(0, cores[first:end])
+
+
 def address_space() -> int:
     """Bytes of address space this process has now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
@@ -56,6 +65,8 @@ def own_namespaces(*, pids: bool = True) -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
     with socket.socket() as sock:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))
+    with contextlib.suppress(OSError):  # where /proc is read-only; the default may pace packets, which is noise between ranks
+        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno", encoding="ascii")
 
 
 def small_folder(folder: str, size_bytes: int, files: int = 4096) -> None:

@@ -22,6 +22,7 @@ _LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
 _SECCOMP, _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _PRCTL, _FCNTL, _SETSOCKOPT = 317, 56, 435, 41, 53, 157, 72, 54
+_SCHED_SETSCHEDULER = 144
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _SIGNALS = {62: ("kill", _ARG1), 129: ("rt_sigqueueinfo", _ARG1), 234: ("tgkill", _ARG2), 297: ("rt_tgsigqueueinfo", _ARG2)}
@@ -39,7 +40,7 @@ _DENIED = {
     179: "quotactl", 135: "personality", 133: "mknod", 259: "mknodat", 279: "move_pages", 256: "migrate_pages",
     29: "shmget", 64: "semget", 68: "msgget", 30: "shmat", 71: "msgctl", 240: "mq_open", 153: "vhangup", 172: "iopl",
     173: "ioperm", 103: "syslog", 170: "sethostname", 171: "setdomainname", 317: "seccomp", 142: "sched_setparam",
-    319: "memfd_create", 447: "memfd_secret", 144: "sched_setscheduler", 141: "setpriority", 314: "sched_setattr",
+    319: "memfd_create", 447: "memfd_secret", 141: "setpriority", 314: "sched_setattr",
     112: "setsid", 109: "setpgid", 222: "timer_create", 90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2",
     92: "chown", 93: "fchown", 94: "lchown", 260: "fchownat", 132: "utime", 235: "utimes", 261: "futimesat",
     280: "utimensat", 188: "setxattr", 189: "lsetxattr", 190: "fsetxattr", 463: "setxattrat", 197: "removexattr",
@@ -111,6 +112,10 @@ def _program(pid: int) -> _Program:
     )
     for number in _ONLY_ON_SELF:
         program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, pid), refuse, allow)
+    program.when(  # its own thread, and between ordinary and batch only
+        _SCHED_SETSCHEDULER, (_LD, 0, 0, _ARG0), (_JEQ, 0, 3, 0),
+        (_LD, 0, 0, _ARG1), (_JEQ, 2, 0, os.SCHED_OTHER), (_JEQ, 1, 0, os.SCHED_BATCH), refuse, allow,
+    )  # fmt: skip
     program.when(_PRCTL, (_LD, 0, 0, _ARG0), (_JEQ, 0, 1, PR_SET_PDEATHSIG), refuse, allow)
     _sockets(program, refuse, allow)
     program.give(_ALLOW)
