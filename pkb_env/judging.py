@@ -16,13 +16,18 @@ Arguments = Sequence[tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """Everything about one call that is to be judged; each sequence holds one entry per rank."""
+class Prepared:
+    """All about one trial that follows from its inputs; each sequence holds one entry per rank."""
 
     number: int
-    inputs: Arguments
     pristine: Arguments
-    """A second copy of the inputs: `exact` may use up the first."""
+    exact: Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What was left after the calls of one trial; each sequence holds one entry per rank."""
+
     reference: Sequence[Any]
     candidate: Sequence[Any]
     after_reference: Arguments
@@ -52,19 +57,22 @@ class Record:
         self._found: list[judge.Comparison] = []
         self._public_holds = True
 
-    def add(self, trial: Trial) -> dict[str, Any]:
+    def prepare(self, number: int, inputs: Arguments) -> Prepared:
+        """The exact answers of one trial; the inputs are kept, and nobody may change them."""
+        return Prepared(number, inputs, self.problem.exact(inputs))
+
+    def add(self, trial: Prepared, answers: Answers) -> dict[str, Any]:
         """Judge one trial: how many comparisons hold, of how many."""
-        exact = self.problem.exact(trial.inputs)
         found = judge.compare(
-            self.problem, trial=trial.number, exact=exact, reference=trial.reference, candidate=trial.candidate
+            self.problem, trial=trial.number, exact=trial.exact, reference=answers.reference, candidate=answers.candidate
         )
         found += judge.compare_arguments(
             self.problem, self.problem.arguments, trial=trial.number, pristine=trial.pristine,
-            after_reference=trial.after_reference, after_candidate=trial.after_candidate,
+            after_reference=answers.after_reference, after_candidate=answers.after_candidate,
         )  # fmt: skip
         self._found += found
         if self._public:
-            self._public_holds &= judge.public_rule(list(trial.reference), list(trial.candidate))
+            self._public_holds &= judge.public_rule(list(answers.reference), list(answers.candidate))
         return {"passed": sum(c.passed for c in found), "total": len(found)}
 
     def summary(self) -> dict[str, Any]:

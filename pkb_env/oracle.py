@@ -3,8 +3,8 @@
 One supervisor and W makers per (problem, world size, size, profile, dtype); no line of a candidate's ever runs here, so a
 group serves many evaluations.  The makers fill the slots of every rank, of the candidate's and of the reference's, which
 runs in a box like the candidate's so that both are timed alike.  The supervisor is where the judge's arithmetic runs:
-after the calls it makes the inputs of all ranks anew from their seeds and compares every output with `exact` and the
-reference.
+it copies the inputs of all ranks once they are made, before any call, answers them exactly, and compares every output with
+those answers and the reference's.
 Not here: what is compared with what (`judge`), status words.
 """
 
@@ -50,7 +50,11 @@ class Twin:
 
     def __init__(self, config: Body, group: Group, arenas: list[list[int]]) -> None:
         self.config, self.group = config, group
-        self.problem, self.size, self.dtype = _task(config)
+        self.problem, _, _ = _task(config)
+        self.pristine: dict[int, list[tuple[Any, ...]]] = {}
+        """Inputs of all ranks by slot, as they were before any call."""
+        self.prepared: dict[int, Any] = {}
+        """What the judge has ready (`judging.Prepared`), by slot."""
         trouble = group.wait(group.all_ready, _START_DEADLINE_S)
         if trouble is not None:
             raise RuntimeError(f"the reference of {self.problem.slug} did not start: {hang.report(group, 'load', trouble)}")
@@ -78,30 +82,39 @@ class Twin:
             return {"event": "filled", "unwritten": unwritten}
         secret = bytes.fromhex(body["secret"])
         self._carry_out(control.Order(control.FILL, body["slot"], body["nonce"], body["trial"], secret), body["deadline_s"])
+        self._keep_inputs(body["slot"], body["nonce"])
         return {"event": "filled"}
 
     def begin(self, _: Body) -> Body:
-        """Forget the comparisons of the previous evaluation."""
+        """Forget the comparisons and inputs of the previous evaluation."""
         from pkb_env.judging import Record  # noqa: PLC0415  after sys.path is the caller's
 
         self.record = Record(self.problem, public=self.config["profile"] == "upstream")
+        self.pristine.clear()
+        self.prepared.clear()
         return {"event": "begun"}
+
+    def prepare(self, body: Body) -> Body:
+        """Answer the inputs of a slot exactly, at any time after they were filled in: then `judge` need not."""
+        self.prepared[body["slot"]] = self._prepared(body)
+        return {"event": "prepared"}
 
     def judge(self, body: Body) -> Body:
         """Compare what the box left in one slot with the answer."""
-        from pkb_env.judging import Trial, read_ranks  # noqa: PLC0415
+        from pkb_env.judging import Answers, read_ranks  # noqa: PLC0415
 
         slot, nonce = body["slot"], body["nonce"]
         try:
             boxed = read_ranks(self.maps[3], slot, nonce)
         except WireViolation as error:
             return {"event": "judged", "violation": str(error)}
+        prepared = self._prepared(body)
         reference = [arena.read(slot, nonce) for arena in self.maps[1]]
-        pristine = self._pristine(body)
-        after = [[arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], pristine, strict=True)] for kind in (0, 2)]
-        inputs = [tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in rank) for rank in pristine]
-        trial = Trial(body["trial"], inputs, pristine, reference, boxed, *after)
-        return {"event": "judged", **self.record.add(trial)}
+        reference_after, boxed_after = (
+            [arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], prepared.pristine, strict=True)] for kind in (0, 2)
+        )
+        answers = Answers(reference, boxed, reference_after, boxed_after)
+        return {"event": "judged", **self.record.add(prepared, answers)}
 
     def summary(self, body: Body) -> Body:
         return {"event": "summary", "unwritten": self._unwritten(body["last"]), **self.record.summary()}
@@ -111,16 +124,19 @@ class Twin:
         ranks = enumerate(self.maps[3]) if last else ()
         return next((rank for rank, arena in ranks if last and not arena.holds(last["slot"], last["nonce"])), None)
 
-    def _pristine(self, body: Body) -> list[tuple[Any, ...]]:
-        secret = bytes.fromhex(body["secret"])
-        return [
-            self.problem.make_inputs(_draw(self.config, self.dtype, secret, body["trial"], rank), self.size)
-            for rank in range(self.config["world_size"])
-        ]
+    def _keep_inputs(self, slot: int, nonce: int) -> None:
+        """Copy what the makers have just put into a slot, before any call can change it."""
+        trees = [arena.read(slot, nonce) for arena in self.maps[0]]
+        self.pristine[slot] = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in tree) for tree in trees]
+        self.prepared.pop(slot, None)
+
+    def _prepared(self, body: Body) -> Any:
+        kept = self.prepared.pop(body["slot"], None)
+        return kept or self.record.prepare(body["trial"], self.pristine[body["slot"]])
 
 
 def _serve(twin: Twin) -> None:
-    orders = {"begin": twin.begin, "fill": twin.fill, "judge": twin.judge, "summary": twin.summary}
+    orders = {f.__name__: f for f in (twin.begin, twin.fill, twin.prepare, twin.judge, twin.summary)}
     while True:
         body = twin.group.upstream.recv().body
         try:
