@@ -25,7 +25,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[torch.Tensor]:
     if draw.profile == "upstream":
         return (torch.full(shape, draw.rank + 1, dtype=draw.dtype),)
     exponent = torch.randint(-6, 7, (size["M"], 1), generator=draw.own("exponent"))
-    values = torch.randn(shape, generator=draw.own("tensor")) * torch.exp2(exponent.float())
+    values = torch.randn(shape, generator=draw.own("tensor")).mul_(torch.exp2(exponent.float()))
     return (values.to(draw.dtype),)
 
 

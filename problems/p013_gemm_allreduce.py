@@ -28,7 +28,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
         return a.to(draw.dtype), b.to(draw.dtype)
     order = torch.randperm(draw.world_size, generator=draw.shared("scale"))
     factor = inner**-0.25 * 2.0 ** (int(order[draw.rank]) % 4 / 2)
-    return (a * factor).to(draw.dtype), (b * inner**-0.25).to(draw.dtype)
+    return a.mul_(factor).to(draw.dtype), b.mul_(inner**-0.25).to(draw.dtype)
 
 
 def reference(A_local: torch.Tensor, B_local: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     if draw.profile == "upstream":
         return q.to(draw.dtype), k.to(draw.dtype), v.to(draw.dtype), None, True, None
     long = torch.rand(*shape[:3], 1, generator=draw.own("long keys")) < 1 / 16
-    k = torch.where(long, 6 * k, k)
+    k *= torch.where(long, 6.0, 1.0)
     turn = int(torch.randint(4, (), generator=replace(draw, trial=0).shared("turn"))) + draw.trial
     factor = 0.5 + float(torch.rand((), generator=draw.shared("scale")))
     scale = factor * size["D"] ** -0.5 if turn // 2 % 2 else None
@@ -105,9 +105,9 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
     rows = max(1, 2**24 // (k.shape[0] * k.shape[1] * k.shape[2]))
     parts = []
     for mine in torch.split(positions, rows):
-        scores = torch.einsum("bhid,bhjd->bhij", q[:, :, mine], k) * scale
+        scores = torch.einsum("bhid,bhjd->bhij", q[:, :, mine], k).mul_(scale)
         if causal:
-            scores[..., positions > mine[:, None]] = -torch.inf
+            scores.masked_fill_(positions > mine[:, None], -torch.inf)
         parts.append(torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v))
     return list(torch.cat(parts, dim=1).chunk(len(inputs), dim=1))
 

@@ -31,7 +31,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
         target = (13 * torch.arange(shape[0] * shape[1]) + 7 + draw.trial) % size["V"]
         return logits.to(draw.dtype), target.view(shape), None
     scale, offset = torch.rand(2, generator=draw.own("scale")).tolist()
-    logits = (3 + 2 * scale) * logits + 2 * offset - 1
+    logits.mul_(3 + 2 * scale).add_(2 * offset).sub_(1)
     chance = draw.shared("target")
     edges = torch.arange(draw.world_size)[:, None] * local + torch.tensor([0, local - 1])
     edge = edges.flatten()[torch.randint(edges.numel(), shape, generator=chance)]
@@ -58,13 +58,19 @@ def reference(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, group: 
 
 
 def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-    """Log-softmax over the joined vocabulary in float64."""
-    logits = torch.cat([args[0].double() for args in inputs], dim=-1)
-    target = inputs[0][1]
+    """Log-softmax over the joined vocabulary in float64, as many rows at a time as a cache holds."""
+    target, vocabulary = inputs[0][1], sum(args[0].shape[-1] for args in inputs)
+    rows = max(1, 2**17 // vocabulary)
+    parts = zip(target.flatten().split(rows), *(args[0].flatten(0, 1).split(rows) for args in inputs), strict=True)
+    loss = torch.cat([_losses(torch.cat([part.double() for part in logits], -1), ids) for ids, *logits in parts])
+    return [loss.view(target.shape)] * len(inputs)
+
+
+def _losses(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Of some rows, [rows], with all their logits, [rows, V]."""
     nowhere = (target < 0) | (target >= logits.shape[-1])
-    picked = torch.take_along_dim(logits, target.clamp(0, logits.shape[-1] - 1)[..., None], dim=-1)[..., 0]
-    loss = torch.logsumexp(logits, -1) - torch.where(nowhere, logits.max(-1).values, picked)
-    return [loss] * len(inputs)
+    picked = logits.take_along_dim(target.clamp(0, logits.shape[-1] - 1)[:, None], dim=-1)[:, 0]
+    return logits.logsumexp(-1) - torch.where(nowhere, logits.amax(-1), picked)
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
