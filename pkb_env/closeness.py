@@ -126,9 +126,9 @@ def _judge_values(tolerance: Tolerance, exact: torch.Tensor, reference: torch.Te
     """Infinities and NaN must lie where `exact`, rounded to the dtype, has them; the rest is measured."""
     if not reference.numel() or (exact.dtype == candidate.dtype and _same_bits(exact, candidate)):
         return Leaf(max_error=0.0)
-    floors = _Floors.of(tolerance, reference.dtype)
+    floors = Floors.of(tolerance, reference.dtype)
     exact = exact.to(torch.complex128 if reference.is_complex() else torch.float64)
-    if not exact.is_complex() and (worst := _within(floors, exact, candidate)) is not None:
+    if not exact.is_complex() and (worst := within(floors, exact, candidate)) is not None:
         return Leaf(max_error=worst)
     error, budget = _distance(candidate, exact), _distance(reference, exact)
     if not bool(error.max().isfinite()):
@@ -144,20 +144,20 @@ def _judge_values(tolerance: Tolerance, exact: torch.Tensor, reference: torch.Te
 
 
 @dataclass(frozen=True)
-class _Floors:
+class Floors:
     """The floors N and E of `Tolerance`, for one dtype."""
 
     norm: float
     element: float
 
     @staticmethod
-    def of(tolerance: Tolerance, dtype: torch.dtype) -> _Floors:
+    def of(tolerance: Tolerance, dtype: torch.dtype) -> Floors:
         unit = torch.finfo(dtype).eps / 2
         inner = tolerance.inner_ulps * min(unit, _SINGLE)
-        return _Floors(tolerance.norm_ulps * unit + inner, tolerance.element_ulps * unit + inner)
+        return Floors(tolerance.norm_ulps * unit + inner, tolerance.element_ulps * unit + inner)
 
 
-def _within(floors: _Floors, exact: torch.Tensor, candidate: torch.Tensor) -> float | None:
+def within(floors: Floors, exact: torch.Tensor, candidate: torch.Tensor) -> float | None:
     """Largest error when it holds whatever the reference's error is; None leaves it open.
 
     What is allowed is at least N * ||exact|| and, for every element, E * rms(exact).
@@ -193,7 +193,7 @@ class _Errors:
     """The reference's absolute error."""
 
 
-def _judge_errors(tolerance: Tolerance, floors: _Floors, values: _Errors) -> Leaf:
+def _judge_errors(tolerance: Tolerance, floors: Floors, values: _Errors) -> Leaf:
     """The two rules of `Tolerance`."""
     size, error, worst = values.exact.abs(), values.error, float(values.error.max())
     norm, total, bought = (float(torch.linalg.vector_norm(x)) for x in (size, error, values.budget))
