@@ -66,6 +66,8 @@ def judge_leaf(tolerance: Tolerance, exact: Any, reference: Any, candidate: Any)
 
 def _unlike(reference: torch.Tensor, candidate: Any) -> str:
     """Why a leaf is not a tensor like the reference's, whatever its values; empty when it is."""
+    if type(candidate) is torch.Tensor and candidate.dtype == reference.dtype and candidate.shape == reference.shape:
+        return ""
     wanted = _kind(reference)
     if isinstance(candidate, Alias):
         return f"shares memory with argument {candidate.argument!r}, wanted a new tensor"
@@ -73,7 +75,7 @@ def _unlike(reference: torch.Tensor, candidate: Any) -> str:
         return f"is a {_kind(candidate)} that has no room on the wire, wanted {wanted}"
     if type(candidate) is not torch.Tensor:
         return wrong_kind(candidate, f"a {wanted}")
-    return "" if _kind(candidate) == wanted else f"is a {_kind(candidate)}, wanted {wanted}"
+    return f"is a {_kind(candidate)}, wanted {wanted}"
 
 
 def wrong_kind(came: Any, wanted: str) -> str:

@@ -8,9 +8,8 @@ Not here: how one tensor is compared (`closeness`); processes, clocks, files; wh
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,7 +98,7 @@ def compare_arguments(
             truth, tolerance = (wanted, problem.tolerance) if mutated else (before, Tolerance(bits=True))
             leaves = [judge_leaf(tolerance, *leaf) for leaf in _walk(truth, truth, came) if isinstance(leaf[0], torch.Tensor)]
             if not mutated:
-                leaves = [dataclasses.replace(x, reason=x.reason and f"must not be changed: {x.reason}") for x in leaves]
+                leaves = [replace(x, reason=f"must not be changed: {x.reason}") if x.reason else x for x in leaves]
             found += [_comparison(leaf, trial=trial, rank=rank, argument=name) for leaf in leaves]
     return found
 

@@ -53,7 +53,7 @@ class Record:
     """The comparisons of one evaluation, trial after trial."""
 
     def __init__(self, problem: Problem, *, public: bool) -> None:
-        self.problem, self._public = problem, public
+        self.problem, self._public, self._names = problem, public, problem.arguments
         self._found: list[judge.Comparison] = []
         self._public_holds = True
 
@@ -67,7 +67,7 @@ class Record:
             self.problem, trial=trial.number, exact=trial.exact, reference=answers.reference, candidate=answers.candidate
         )
         found += judge.compare_arguments(
-            self.problem, self.problem.arguments, trial=trial.number, pristine=trial.pristine,
+            self.problem, self._names, trial=trial.number, pristine=trial.pristine,
             after_reference=answers.after_reference, after_candidate=answers.after_candidate,
         )  # fmt: skip
         self._found += found
