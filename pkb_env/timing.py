@@ -1,27 +1,39 @@
 """From paired times to a speed-up with an interval.  Arithmetic only: no process, no clock.
 
-The statistic is the median of pair ratios (reference / candidate) of adjacent calls in random order; the interval a
-percentile bootstrap over pairs; `faster` asks a one-sided sign test for z > 2.05 (2 %).  What is paid for, the interval's
-lower end and `faster`, is measured against the bare reference, without the box's reading of arguments and writing of
-outputs: a candidate could leave that out in its own process, and must not look faster for it.
-Not here: which pairs count (the first ones pay for page faults; whoever measures leaves them out).
+The value is the geometric mean of the ratios (reference / candidate) of a block of two adjacent pairs in opposite orders, in
+which the cost of being first cancels; the statistic the median of the values; the interval lies between order statistics;
+`faster` asks an exact one-sided sign test.  Calling the two sides by each other's names inverts a value, and which order comes
+first in a block is a coin's choice, so under "no difference" each sign is that coin's, however the machine behaves.
+What is paid for, the interval's lower end and `faster`, is measured against the bare reference, without the box's reading of
+arguments and writing of outputs: a candidate could leave that out in its own process, and must not look faster for it.
+
+Pairs are looked at several times, and timing stops when they say enough.  The sign test's level of 2 % is divided by the number
+of possible looks (Bonferroni), so it holds for every rule of stopping.  The interval is one of 97 %, of which stopping when it
+happens to be narrow leaves 95 %.  What differs from one start of the processes to the next no number of pairs of one group
+shows: a narrow claim is repeated in fresh groups and pooled.
+Not here: which pairs count (the first ones pay for page faults; whoever measures leaves them out), when to stop and the order
+of pairs (`stopping`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
-Z_FASTER = 2.05
-_RESAMPLES = 2000
-_CONFIDENCE = 0.95
-_LEAST_TAIL = 1e-15
+LEVEL = 0.02
+"""How often `faster` may err."""
 MIN_PAIRS = 5
 """Fewer pairs give no speed-up."""
+BLOCKS_FROM = 24
+"""Fewer pairs make too few blocks: each is a value of its own."""
+NARROW = 1.15
+"""A claim below it is believed only when `GROUPS` fresh groups repeat it."""
+GROUPS = 3
+_CONFIDENCE = 0.97
 
 
 @dataclass(frozen=True)
@@ -57,46 +69,89 @@ class Speed:
     faster: bool
     skew: float
     pairs: int
+    groups: int = 1
+    """Fresh groups that the pairs come from."""
 
 
-def summarise(pairs: Sequence[Pair], seed: int = 0) -> Speed | None:
-    """Speed-up of the candidate over the reference, or None for fewer than `MIN_PAIRS` pairs."""
-    if len(pairs) < MIN_PAIRS:
+def summarise(pairs: Sequence[Pair], looks: int = 1) -> Speed | None:
+    """Speed-up of the candidate over the reference in one group; see `pool`."""
+    return pool([pairs], looks)
+
+
+def pool(groups: Sequence[Sequence[Pair]], looks: int = 1) -> Speed | None:
+    """Speed-up over the pairs of all groups, or None where a group has fewer than `MIN_PAIRS`.
+
+    The interval holds every group's median; `faster` needs the pooled sign test, and each group's median above 1.
+
+    Args:
+        groups: pairs of each fresh group.
+        looks: at how many moments timing could have stopped.
+    """
+    if not groups or min(map(len, groups)) < MIN_PAIRS:
         return None
-    candidate = np.array([p.candidate_ns for p in pairs], dtype=np.float64)
-    ratios = np.array([p.reference_ns for p in pairs], dtype=np.float64) / candidate
-    proven = np.array([p.bare_reference_ns for p in pairs], dtype=np.float64) / candidate
-    median = float(np.median(ratios))
-    low, high = bootstrap(proven, seed)[0], bootstrap(ratios, seed)[1]
+    pairs = [pair for group in groups for pair in group]
+    values = [ratios(group) for group in groups]
+    whole, bare = np.concatenate(values, axis=1)
+    medians, bare_medians = np.array([np.median(each, axis=1) for each in values]).T
+    speedup = float(np.median(whole))
     return Speed(
-        time_ms=float(np.median(candidate)) / 1e6,
+        time_ms=float(np.median([p.candidate_ns for p in pairs])) / 1e6,
         reference_ms=float(np.median([p.reference_ns for p in pairs])) / 1e6,
-        speedup=median,
-        low=min(low, median),
-        high=max(high, median),
-        faster=sign_test(proven) > Z_FASTER and float(np.median(proven)) > 1.0 and median > 1.0,
+        speedup=speedup,
+        low=min(interval(bare)[0], speedup, *bare_medians.tolist()),
+        high=max(interval(whole)[1], speedup, *medians.tolist()),
+        faster=sign_test(bare) <= LEVEL / looks and min(speedup, *bare_medians.tolist()) > 1,
         skew=float(np.median([p.skew_ns / p.candidate_ns for p in pairs])),
         pairs=len(pairs),
+        groups=len(groups),
     )
 
 
-def bootstrap(ratios: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the median, by resampling pairs (Efron 1979)."""
-    rng = np.random.default_rng(seed)
-    medians = np.median(rng.choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(medians, (tail, 1 - tail))
-    return float(low), float(high)
+def needs_repeat(speed: Speed) -> bool:
+    """Whether a claim is so narrow that more fresh groups must repeat it."""
+    return speed.faster and speed.speedup < NARROW and speed.groups < GROUPS
 
 
-def sign_test(ratios: np.ndarray) -> float:
-    """Normal deviate z of the sign test against "not faster", ties left out: from the exact binomial tail.
+def ratios(pairs: Sequence[Pair]) -> np.ndarray:
+    """Reference over candidate, and bare reference over candidate, of each block (2, blocks); an odd last pair is left out."""
+    times = np.array([(p.reference_ns, p.bare_reference_ns, p.candidate_ns) for p in pairs], dtype=np.float64).T
+    single = times[:2] / times[2]
+    if len(pairs) < BLOCKS_FROM:
+        return single
+    even = len(pairs) // 2 * 2
+    return np.sqrt(single[:, :even:2] * single[:, 1:even:2])
 
-    The usual approximation (wins - n/2) / sqrt(n/4) would let through 3 % at 5, 8 or 11 pairs where 2 % are promised.
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """97 % interval of the median of at least two values > 0, between order statistics (Hettmansperger and Sheather 1986).
+
+    Interpolated geometrically: the interval of the inverse values is the inverse interval.
     """
-    wins, losses = int((ratios > 1).sum()), int((ratios < 1).sum())
-    n = wins + losses
-    if n == 0:
-        return 0.0
-    tail = sum(math.comb(n, k) for k in range(wins, n + 1)) / 2**n
-    return -NormalDist().inv_cdf(min(max(tail, _LEAST_TAIL), 1 - _LEAST_TAIL))
+    ordered = np.sort(values)
+    place, share = _place(len(ordered))
+    (low, inner_low), (inner_high, high) = ordered[place - 1 : place + 1], ordered[-place - 1 :][:2]
+    return float(low * (inner_low / low) ** share), float(high * (inner_high / high) ** share)
+
+
+def sign_test(values: np.ndarray) -> float:
+    """Exact chance of so many values above 1 among those that are not 1, were either side of 1 as likely as the other."""
+    wins, losses = int((values > 1).sum()), int((values < 1).sum())
+    return _below(wins + losses)[losses + 1]
+
+
+@lru_cache(1024)
+def _place(count: int) -> tuple[int, float]:
+    """Which order statistic, from 1, the interval of `count` values begins at, and the share of the way to the next one."""
+    below, tail = _below(count), (1 - _CONFIDENCE) / 2
+    place = sum(chance <= tail for chance in below[1:])
+    if place == 0:
+        return 1, 0.0
+    part = (tail - below[place]) / (below[place + 1] - below[place])
+    return place, (count - place) * part / (place + (count - 2 * place) * part)
+
+
+@lru_cache(1024)
+def _below(tosses: int) -> tuple[float, ...]:
+    """Chance of fewer than 0, 1, ..., `tosses` + 1 heads in `tosses` fair tosses."""
+    ways = accumulate(range(tosses), lambda ways, heads: ways * (tosses - heads) // (heads + 1), initial=1)
+    return tuple(fewer / 2**tosses for fewer in accumulate(ways, initial=0))
