@@ -135,8 +135,9 @@ def _judge_values(tolerance: Tolerance, exact: torch.Tensor, reference: torch.Te
     error, budget = _distance(candidate, exact), _distance(reference, exact)
     if not bool(error.max().isfinite()):
         expected = exact.to(reference.dtype)
-        finite = expected.isfinite()
-        right = torch.where(finite, candidate.isfinite(), (candidate == expected) | (candidate.isnan() & expected.isnan()))
+        wanted, came = expected.to(exact.dtype), candidate.to(exact.dtype)  # 8-bit floats have no `isfinite` of their own
+        finite = wanted.isfinite()
+        right = torch.where(finite, came.isfinite(), (came == wanted) | (came.isnan() & wanted.isnan()))
         if not bool(right.all()):
             return _failure(_first(~right), expected, candidate, "")
         exact, error = torch.where(finite, exact, 0), torch.where(finite, error, 0)

@@ -88,6 +88,15 @@ def test_nan_and_infinity_only_where_exact_has_them(truth: float, came: float, p
     assert passes or found.index == (0, 1)
 
 
+@pytest.mark.parametrize(("truth", "came", "passes"), [(1, NAN, False), (NAN, NAN, True), (NAN, 1, False)])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_nan_of_narrow_floats_is_judged_too(dtype: torch.dtype, truth: float, came: float, passes: bool) -> None:
+    """Torch does not know which 8-bit floats are finite."""
+    reference = torch.tensor([[2.0, truth]]).to(dtype)
+    (found,) = judged(reference.double(), reference, torch.tensor([[2.0, came]]).to(dtype))
+    assert found.passed is passes
+
+
 def test_overflow_is_judged_in_the_dtype_of_the_output() -> None:
     exact = torch.tensor([1.0, 1e6], dtype=torch.float64)
     (found,) = judged(exact, exact.half(), torch.tensor([1.0, INF], dtype=torch.float16))
