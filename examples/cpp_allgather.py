@@ -1,7 +1,9 @@
-"""All-gather in C++ over symmetric memory: stage the own tensor, barrier, copy everybody's.  Any dtype: bytes are bytes.
+"""All-gather in C++ over symmetric memory: stage the own tensor, signal, copy everybody's.  Any dtype: bytes are bytes.
 
-Calls use the two halves of the workspace in turn, so one barrier is enough: a half is written again two calls later, behind
-a barrier that every peer reaches only after it has read that half.
+The signals travel while a rank copies its own tensor to its place, and peers are waited for one by one.
+
+Calls use the two halves of the workspace in turn, so one signal from each peer is enough: a half is written again two calls
+later, when every peer has signalled that it is past the call that read it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from pkb_box import compile_cpp, new_output, symm_mem
 
 SOURCE = r"""
 extern "C" void allgather(pkb::Group* group, const char* input, char* output, size_t bytes, size_t offset) {
-  std::memcpy(group->buffers[group->rank] + offset, input, bytes);
-  std::memcpy(output + group->rank * bytes, input, bytes);
-  pkb::barrier(group);
-  for (int step = 1; step < group->world; ++step) {
-    const int peer = (group->rank + step) % group->world;
+  const int mine = group->rank, world = group->world;
+  std::memcpy(group->buffers[mine] + offset, input, bytes);
+  for (int step = 1; step < world; ++step) pkb::put_signal(group, (mine + step) % world);
+  std::memcpy(output + mine * bytes, input, bytes);
+  for (int step = 1; step < world; ++step) {
+    const int peer = (mine + step) % world;
+    pkb::wait_signal(group, peer);
     std::memcpy(output + peer * bytes, group->buffers[peer] + offset, bytes);
   }
 }

@@ -1,8 +1,9 @@
 """All-reduce (sum) in C++ over symmetric memory, in two steps: every rank adds up its share, then collects the others'.
 
-The workspace has two halves.  `staged` holds what this rank contributes, `reduced` its finished share.  Two barriers are
-enough, call after call: a rank stages the next input only after the second barrier, when nobody reads `staged` any more,
-and writes `reduced` again only after the next first barrier, which peers reach once they have read it.
+The workspace has two halves.  `staged` holds what this rank contributes, `reduced` its finished share.  A peer is signalled
+as soon as there is something for it: on channel 0 its elements are staged, on channel 1 this rank's share is finished.  That is
+enough, call after call: a rank stages the next input only when all peers have finished their shares, and writes `reduced`
+again only when all peers have staged the next input, which they do once they have read it.
 
 Not here: any dtype but float32 in C++; others take the torch path below, in the same memory and in the same order.
 """
@@ -15,28 +16,38 @@ import torch
 from pkb_box import compile_cpp, new_output, symm_mem
 
 SOURCE = r"""
+constexpr size_t kBlock = 2048;  // floats; a block stays in the nearest cache while everybody's is added
+
+// Sum of everybody's elements of my share, where I need it and where my peers read it.
 static void add_share(pkb::Group* group, const float* input, float* reduced, float* output, pkb::Range share) {
-  std::memcpy(output + share.begin, input + share.begin, share.size() * sizeof(float));
-  for (int peer = 0; peer < group->world; ++peer) {
-    if (peer == group->rank) continue;
-    const float* __restrict theirs = group->buffer<float>(peer);
-    float* __restrict sum = output;
-    for (size_t i = share.begin; i < share.end; ++i) sum[i] += theirs[i];
+  for (size_t at = share.begin; at < share.end; at += kBlock) {
+    const size_t count = std::min(kBlock, share.end - at);
+    float* __restrict sum = output + at;
+    std::memcpy(sum, input + at, count * sizeof(float));
+    for (int step = 1; step < group->world; ++step) {
+      const float* __restrict theirs = group->buffer<float>((group->rank + step) % group->world) + at;
+      for (size_t i = 0; i < count; ++i) sum[i] += theirs[i];
+    }
+    std::memcpy(reduced + at, sum, count * sizeof(float));
   }
-  std::memcpy(reduced + share.begin, output + share.begin, share.size() * sizeof(float));
 }
 
 extern "C" void allreduce(pkb::Group* group, const float* input, float* output, size_t n, size_t half) {
-  float* staged = group->buffer<float>(group->rank);
-  const pkb::Range mine = pkb::share(n, group->world, group->rank);
-  std::memcpy(staged, input, mine.begin * sizeof(float));
-  std::memcpy(staged + mine.end, input + mine.end, (n - mine.end) * sizeof(float));
-  pkb::barrier(group);
-  add_share(group, input, staged + half, output, mine);
-  pkb::barrier(group);
-  for (int step = 1; step < group->world; ++step) {
-    const int peer = (group->rank + step) % group->world;
-    const pkb::Range share = pkb::share(n, group->world, peer);
+  const int mine = group->rank, world = group->world;
+  float* staged = group->buffer<float>(mine);
+  for (int step = 1; step < world; ++step) {
+    const int peer = (mine + step) % world;
+    const pkb::Range share = pkb::share(n, world, peer);
+    std::memcpy(staged + share.begin, input + share.begin, share.size() * sizeof(float));
+    pkb::put_signal(group, peer, 0);
+  }
+  for (int step = 1; step < world; ++step) pkb::wait_signal(group, (mine + step) % world, 0);
+  add_share(group, input, staged + half, output, pkb::share(n, world, mine));
+  for (int step = 1; step < world; ++step) pkb::put_signal(group, (mine + step) % world, 1);
+  for (int step = 1; step < world; ++step) {
+    const int peer = (mine + step) % world;
+    const pkb::Range share = pkb::share(n, world, peer);
+    pkb::wait_signal(group, peer, 1);
     std::memcpy(output + share.begin, group->buffer<float>(peer) + half + share.begin, share.size() * sizeof(float));
   }
 }

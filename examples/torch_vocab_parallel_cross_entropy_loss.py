@@ -28,9 +28,7 @@ def workspace(tokens: int, group: dist.ProcessGroup | None) -> symm_mem.Symmetri
 
 
 @torch.no_grad()
-def solution(
-    vocab_parallel_logits: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
+def solution(vocab_parallel_logits: torch.Tensor, target: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Loss of every token, in the dtype of the logits (..., V); `target` (...) holds entries of the whole vocabulary."""
     logits = vocab_parallel_logits
     memory = workspace(target.numel(), group)

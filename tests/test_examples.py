@@ -1,4 +1,4 @@
-"""The worked examples against plain torch.distributed: many shapes, repeated calls, outputs that stay what they were.
+"""The worked examples against plain torch.distributed: many shapes and layouts, repeated calls, outputs that stay what they were.
 
 Not here: the examples inside a box, judged and timed.
 """
@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from symm_ranks import ROOT, Here, build, join, launcher
+
+import problems
 
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem.startswith(("cpp_", "torch_")))
 SHAPES = [(64, 128), (7, 3), (1, 1), (129, 257), (64, 128), (3, 5, 2)]
@@ -31,7 +33,9 @@ def example(name: str) -> Callable[..., Any]:
 
 
 def values(here: Here, call: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * call + here.rank)).to(dtype)
+    """Every third one lies in memory in another order than its shape says."""
+    found = torch.randn(shape, generator=torch.Generator().manual_seed(1000 * call + here.rank)).to(dtype)
+    return found.transpose(0, -1).contiguous().transpose(0, -1) if call % 3 == 2 else found
 
 
 def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -110,7 +114,7 @@ def body_ring_attention(here: Here, name: str) -> None:
 def body_vocab_parallel_cross_entropy_loss(here: Here, name: str) -> None:
     join(here)
     solution = example(name)
-    for call, (b, t, v) in enumerate([(2, 16, 32), (1, 1, 4), (3, 7, 65), (2, 16, 32)]):
+    for call, (b, t, v) in enumerate([(2, 16, 32), (1, 1, 4), (3, 7, 65), (2, 16, 32), (1, 9, 40_000), (3, 7, 65)]):
         logits = values(here, call, b, t, v) * 4 + here.rank
         target = torch.randint(0, v * here.world, (b, t), generator=torch.Generator().manual_seed(call))
         whole = torch.cat(gathered(logits), -1)
@@ -118,6 +122,21 @@ def body_vocab_parallel_cross_entropy_loss(here: Here, name: str) -> None:
         loss = torch.nn.functional.cross_entropy(whole.double().flatten(0, 1), target.flatten(), reduction="none")
         close(solution(logits, target), loss.view(b, t))
         close(logits, wanted)
+
+
+def body_groups(here: Here, name: str) -> None:
+    """Calls in the group of all ranks and in one of two halves take turns; 1e30 marks an entry that nobody may choose."""
+    join(here)
+    solution, size = example(name), here.world // 2
+    halves = [dist.new_group(list(range(first, first + size))) for first in (0, size)]
+    for call in range(6):
+        group, first, ranks = (None, 0, here.world) if call % 2 else (halves[here.rank // size], here.rank // size * size, size)
+        logits = values(here, call, 5, 12)
+        logits[:, 3] = -1e30
+        whole = torch.cat(gathered(logits)[first : first + ranks], -1)
+        target = 12 * (torch.arange(5) % ranks)
+        wanted = torch.nn.functional.cross_entropy(whole.double(), target, reduction="none")
+        close(solution(logits, target, group), wanted)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +151,17 @@ def test_example(run: Callable[..., None], name: str, world: int) -> None:
     run(name.partition("_")[2], world, name)
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_odd_worlds(run: Callable[..., None], world: int) -> None:
-    run("allreduce", world, "cpp_allreduce")
-    run("reducescatter", world, "cpp_reducescatter")
+@pytest.mark.parametrize("world", [1, 3, 5])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("cpp_")])
+def test_odd_worlds(run: Callable[..., None], name: str, world: int) -> None:
+    run(name.partition("_")[2], world, name)
 
 
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_groups(run: Callable[..., None], backend: str) -> None:
+    run("groups", 4, f"{backend}_vocab_parallel_cross_entropy_loss")
+
+
+@pytest.mark.parametrize("name", problems.names())
+def test_every_problem_has_an_example_of_each_backend(name: str) -> None:
+    assert {f"cpp_{name}", f"torch_{name}"} <= set(EXAMPLES)
