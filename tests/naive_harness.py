@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ import problems
 from pkb_env.judge import public_rule
 
 Solution = Callable[..., Any]
+Harness = Callable[[str, Solution, tuple[Any, ...]], bool]
+Refill = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+_REPEATS = 15
 
 
 def run(wall: str, source: str, problem: str, args: tuple[Any, ...]) -> bool:
@@ -83,6 +87,61 @@ def _own_clock(source: str, reference: Solution, args: tuple[Any, ...]) -> bool:
     return measured(_load(source)) < theirs
 
 
+def _looks_later(source: str, reference: Solution, args: tuple[Any, ...]) -> bool:
+    """Whether the answer is right although the call did not take the 0.2 s that the work takes."""
+    expected, solution = reference(*_copy(args)), _load(source)
+    start = time.perf_counter()
+    came = solution(*args)
+    dist.barrier()
+    took = time.perf_counter() - start
+    time.sleep(0.4)
+    return took < 0.2 and public_rule(expected, came)
+
+
+def _checks_first_call(refill: Refill) -> Harness:
+    """A harness that judges one call and times later ones, on what `refill` makes of the arguments."""
+
+    def fooled(source: str, reference: Solution, args: tuple[Any, ...]) -> bool:
+        solution = _load(source)
+        right = public_rule(reference(*_copy(args)), solution(*args))
+        time.sleep(0.05)
+        times: dict[Solution, list[float]] = {reference: [], solution: []}
+        for _ in range(_REPEATS):
+            args = refill(args)
+            for side, taken in times.items():
+                start = time.perf_counter()
+                side(*args)
+                taken.append(time.perf_counter() - start)
+        return right and median(times[solution]) < median(times[reference])
+
+    return fooled
+
+
+def _in_place(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    for arg in args:
+        arg.normal_()
+    return args
+
+
+def _but_few_elements(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    fresh = _copy(args)
+    for arg in fresh:
+        arg[1, 1] += 1
+    return fresh
+
+
+def _first_ranks_clock(source: str, reference: Solution, args: tuple[Any, ...]) -> bool:
+    """Whether rank 0 has half of the time that the call took."""
+    expected, solution = reference(*_copy(args)), _load(source)
+    dist.barrier()
+    start = time.perf_counter()
+    came = solution(*args)
+    mine = time.perf_counter() - start
+    slowest = torch.tensor(mine)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return public_rule(expected, came) and (dist.get_rank() != 0 or mine < slowest.item() / 2)
+
+
 def _reads_output(source: str, _: Solution, args: tuple[Any, ...]) -> bool:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         _load(source)(*args)
@@ -105,7 +164,7 @@ def _holds_the_answer(source: str, reference: Solution, args: tuple[Any, ...]) -
     return public_rule(expected, _load(source)(*args))
 
 
-HARNESSES: dict[str, Callable[[str, Solution, tuple[Any, ...]], bool]] = {
+HARNESSES: dict[str, Harness] = {
     "every rank is judged": _first_rank_only,
     "plain tensors only": _any_tensor,
     "pristine inputs": _reference_afterwards,
@@ -114,6 +173,12 @@ HARNESSES: dict[str, Callable[[str, Solution, tuple[Any, ...]], bool]] = {
     "error budget": _values_only,
     "inputs made elsewhere": _seeded_by_rank,
     "outside clock": _own_clock,
+    "outputs are final when the clock stops": _looks_later,
+    "timed outputs are looked at": _checks_first_call(lambda args: tuple(arg.clone().normal_() for arg in args)),
+    "every call has new tensors": _checks_first_call(_in_place),
+    "every element is fresh": _checks_first_call(_but_few_elements),
+    "the other side is stopped": _checks_first_call(_copy),
+    "the slowest rank is timed": _first_ranks_clock,
     "output is no verdict": _reads_output,
     "exit code is no verdict": _takes_exit_code,
     "answer elsewhere": _holds_the_answer,
