@@ -36,7 +36,7 @@ class Case:
             found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
             passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms,
             bound_ms=self._bound_ms(machine), stage_s=result.stage_s, walls=machine.walls,
-            notes=("oversubscribed: more ranks than cores",) if self._oversubscribed else (),
+            notes=result.notes + (("oversubscribed: more ranks than cores",) if self._oversubscribed else ()),
         )  # fmt: skip
 
     def _bound_ms(self, machine: Machine) -> float:
@@ -64,5 +64,5 @@ class Case:
         return {
             "comparable": not self._oversubscribed, "time_ms": speed.time_ms, "baselines": {"reference": speed.reference_ms},
             "speedup": speed.speedup, "speedup_low": speed.low, "speedup_high": speed.high, "faster": speed.faster,
-            "skew": speed.skew,
+            "skew": speed.skew, "pairs": speed.pairs, "groups": speed.groups,
         }  # fmt: skip

@@ -1,20 +1,21 @@
 """One attempt at one candidate: box and oracle side by side, judged trials, timed pairs, a verdict.
 
 Raises HarnessError when something of ours failed; the evaluator decides who is to blame for that.
-Not here: reading the text, caching, retries (`evaluator`); the comparisons (`judge`); the statistic (`timing`).
+Not here: reading the text, caching, retries (`evaluator`); inputs and comparisons (`turns`, `judge`); pairs (`timed`); the
+statistic (`timing`).
 """
 
 from __future__ import annotations
 
 import random
-import secrets
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pkb_env import outcome, timing
+from pkb_env import hardware, outcome, stopping, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
 from pkb_env.cancellation import Cancellation
 from pkb_env.machine import Machine
@@ -22,12 +23,17 @@ from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
 from pkb_env.source import literal_sources
 from pkb_env.submission import Candidate
+from pkb_env.timed import TimedStage
+from pkb_env.turns import Tampered, Turn, Turns
 from problems.base import Problem
 from rewards.verdict import RankReport, Status
 
-_TIMED_TRIALS_FROM = 1000
-"""Trial numbers of timed pairs begin here, so that none repeats an untimed one."""
-_WARM_PAIRS = 2
+_COLD = 3
+"""Times the last-level cache: what is more than that comes from memory at each call."""
+_MORE_GROUPS = 2
+"""Fresh groups that repeat a narrow claim."""
+_SHARE_OF_MORE = 0.5
+"""Of the pairs and the time of the first group, for each of them."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +58,16 @@ class Result:
     first_call_ms: float | None = None
     speed: timing.Speed | None = None
     stage_s: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One call: which slot holds its arguments, the number its outputs must carry, which trial it is."""
-
-    slot: int
-    nonce: int
-    trial: int
-
-
-class Tampered(Exception):
-    """Outside evidence of cheating."""
+    notes: tuple[str, ...] = ()
 
 
 class Attempt:
-    """One candidate in one fresh box."""
+    """One candidate, in a fresh box; a narrow claim is repeated in more of them."""
 
     def __init__(self, machine: Machine, job: Job) -> None:
         self.machine, self.job = machine, job
         self.stage_s: dict[str, float] = {}
         self._first_call: Call | None = None
-        self._last: dict[str, int] | None = None
 
     def run(self) -> Result:
         """Evaluate.
@@ -98,33 +91,43 @@ class Attempt:
         with ExitStack() as shared:
             with self._stage("queue"):
                 shared.enter_context(machine.lock.shared(job.cancellation.check))
-            oracle, box = self._start(groups)
+            oracle, turns, box, ready = self._start(groups)
             with self._stage("run"):
-                right = all(self._judged_call(box, oracle, trial) for trial in range(machine.config.trials))
+                right = all(self._judged_call(box, oracle, turns, trial, ready) for trial in range(machine.config.trials))
         speed = None
         if right and job.timed and machine.config.pairs:
-            right, speed = self._alone(box, oracle)
-        summary = oracle.ask("summary", last=self._last)
-        _written(summary)
-        return self._result(summary, box.peak_memory(), speed if right else None)
+            right, speed = self._alone(box, oracle, turns)
+        summary = turns.summary()
+        self.stage_s["judge"] = turns.judge_s
+        result = self._result(summary, box.peak_memory(), speed if right else None)
+        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed)) if result.speed else ()
+        return result
 
-    def _start(self, groups: ExitStack) -> tuple[Oracle, Box]:
-        """Oracle and box, ready; builds run meanwhile, and none outlasts this."""
+    def _start(self, groups: ExitStack) -> tuple[Oracle, Turns, Box, list[Turn]]:
+        """Oracle and box, ready; builds, inputs and answers are made meanwhile, and none outlasts this."""
         job, machine = self.job, self.machine
         builds = machine.broker.prefetch(literal_sources(job.candidate))
         try:
             with self._stage("oracle"):
                 oracle = groups.enter_context(machine.pool.taken(job.task, job.cancellation))
-                box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
-                groups.enter_context(self._opened(box))
                 oracle.ask("begin")
-            with self._stage("load"):
-                box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
+            turns = Turns(oracle, job.secret)
+            with self._stage("load"), ThreadPoolExecutor(1) as beside:
+                box = self._open(groups, oracle)
+                ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
                 box.await_ready()
+                return oracle, turns, box, ahead.result()
         finally:
             for build in builds:
                 build.join()
-        return oracle, box
+
+    def _open(self, groups: ExitStack, oracle: Oracle) -> Box:
+        """A box that loads the candidate."""
+        job, machine = self.job, self.machine
+        box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
+        groups.enter_context(self._opened(box))
+        box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
+        return box
 
     @contextmanager
     def _opened(self, box: Box) -> Iterator[None]:
@@ -135,13 +138,37 @@ class Attempt:
             with self._stage("end"):
                 box.close()
 
-    def _alone(self, box: Box, oracle: Oracle) -> tuple[bool, timing.Speed | None]:
+    def _judged_call(self, box: Box, oracle: Oracle, turns: Turns, trial: int, ready: list[Turn]) -> bool:
+        """One untimed trial; whether every comparison holds."""
+        turn = ready[trial] if trial < len(ready) else turns.ahead([trial])[0]
+        call = box.call(turn.slot, turn.nonce)
+        self._first_call = self._first_call or call
+        return turns.judge(turn)
+
+    def _alone(self, box: Box, oracle: Oracle, turns: Turns) -> tuple[bool, timing.Speed | None]:
         """The timed stage has the machine alone."""
         with ExitStack() as waiting:
             with self._stage("queue"):
                 waiting.enter_context(self.machine.lock.alone(self.job.cancellation.check))
             with self._stage("time"):
-                return self._timed(box, oracle)
+                return self._timed(box, oracle, turns)
+
+    def _timed(self, box: Box, oracle: Oracle, turns: Turns) -> tuple[bool, timing.Speed | None]:
+        """One group; a narrow claim is repeated in fresh ones, of the candidate and of the reference."""
+        config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
+        stage, looks = TimedStage(config, oracle, turns, rng), stopping.looks(config.pairs)
+        groups = [stage.group(box)]
+        if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
+            groups += [self._again(stage, oracle) for _ in range(_MORE_GROUPS) if stage.right]
+        return stage.right, timing.pool(groups, looks) if stage.right else None
+
+    def _again(self, stage: TimedStage, oracle: Oracle) -> list[timing.Pair]:
+        with ExitStack() as groups:
+            oracle.renew()
+            groups.enter_context(self.job.cancellation.watching(*oracle.channels()))
+            box = self._open(groups, oracle)
+            box.await_ready()
+            return stage.group(box, _SHARE_OF_MORE)
 
     def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
         reports = [RankReport(**r | {"index": tuple(r["index"]) if r["index"] else None}) for r in summary["ranks"]]
@@ -156,53 +183,6 @@ class Attempt:
     def _first_ms(self) -> float | None:
         return self._first_call.ns / 1e6 if self._first_call else None
 
-    def _judged_call(self, box: Box, oracle: Oracle, trial: int) -> bool:
-        """One untimed trial; whether every comparison holds."""
-        turn = _Turn(trial % SLOTS, secrets.randbits(63), trial)
-        self._fill(oracle, turn)
-        call = box.call(turn.slot, turn.nonce)
-        self._first_call = self._first_call or call
-        oracle.call(turn.slot, turn.nonce)
-        return self._judge(oracle, turn)
-
-    def _fill(self, oracle: Oracle, turn: _Turn) -> None:
-        _written(oracle.ask("fill", **vars(turn), secret=self.job.secret.hex(), last=self._last))
-        self._last = vars(turn)
-
-    def _judge(self, oracle: Oracle, turn: _Turn) -> bool:
-        start = time.monotonic()
-        answer = oracle.ask("judge", **vars(turn), secret=self.job.secret.hex())
-        self.stage_s["judge"] = self.stage_s.get("judge", 0.0) + time.monotonic() - start
-        if "violation" in answer:
-            raise Tampered(answer["violation"])
-        return bool(answer["passed"] == answer["total"])
-
-    def _timed(self, box: Box, oracle: Oracle) -> tuple[bool, timing.Speed | None]:
-        """Adjacent pairs in random order on values never shown before; some are judged, told to nobody in advance.
-
-        Each is judged with the chance missing / left (selection sampling, Knuth 1969, algorithm S), where the time that is
-        left says how many pairs are to come: who burns the budget is judged in every call that still counts.
-        """
-        config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
-        pairs: list[timing.Pair] = []
-        start = time.monotonic()
-        end = start + config.time_budget_s
-        total = config.pairs + _WARM_PAIRS
-        missing = min(config.judged_pairs, total)
-        for number in range(total):
-            turn = _Turn(number % SLOTS, secrets.randbits(63), _TIMED_TRIALS_FROM + number)
-            self._fill(oracle, turn)
-            pairs.append(_pair(box, oracle, turn, candidate_first=rng.random() < 0.5))
-            now = time.monotonic()
-            left = min(total - number - 1, (end - now) / (now - start) * (number + 1))
-            if rng.random() * (left + 1) < missing:
-                missing -= 1
-                if not self._judge(oracle, turn):
-                    return False, None
-            if now > end:
-                break
-        return True, timing.summarise(pairs[_WARM_PAIRS:])
-
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         start = time.monotonic()
@@ -212,14 +192,13 @@ class Attempt:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
 
 
-def _written(answer: dict[str, Any]) -> None:
-    if answer.get("unwritten") is not None:
-        raise Tampered(f"rank {answer['unwritten']} said that it was done before its output was there")
+def _few(speed: timing.Speed) -> tuple[str, ...]:
+    return (f"few pairs: {speed.pairs}, which prove nothing faster",) if speed.pairs < timing.MIN_PAIRS else ()
 
 
-def _pair(box: Box, oracle: Oracle, turn: _Turn, *, candidate_first: bool) -> timing.Pair:
-    if candidate_first:
-        mine, theirs = box.call(turn.slot, turn.nonce), oracle.call(turn.slot, turn.nonce)
-    else:
-        theirs, mine = oracle.call(turn.slot, turn.nonce), box.call(turn.slot, turn.nonce)
-    return timing.Pair(theirs.ns, mine.ns, mine.skew_ns, theirs.ns - theirs.bare_ns)
+def _cache_hot(call_bytes: int) -> tuple[str, ...]:
+    """A remark when the arguments that take turns do not leave the last-level cache between two calls that use them."""
+    turns, cache = SLOTS * call_bytes, hardware.last_level_cache()
+    if not cache or turns > _COLD * cache:
+        return ()
+    return (f"cache-hot: arguments take turns through {turns / 2**20:.3g} MiB, the cache holds {cache / 2**20:.3g} MiB",)

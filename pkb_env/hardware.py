@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -36,6 +37,17 @@ def _quota() -> int:
         return int(share) // int(period)
     except (OSError, ValueError):
         return sys.maxsize
+
+
+@functools.cache
+def last_level_cache() -> int:
+    """Bytes of the largest cache of one core; 0 when the kernel does not tell."""
+    sizes = [0]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            text = file.read_text(encoding="ascii").strip()
+            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+    return max(sizes)
 
 
 @functools.cache

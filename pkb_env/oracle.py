@@ -68,7 +68,8 @@ class Twin:
         ]
         self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
         fds = [fd for kind in arenas for fd in kind]
-        group.upstream.send({"event": "ready", "in": self.capacities[0], "out": self.capacities[1]}, fds)
+        sizes = {"in": self.capacities[0], "out": self.capacities[1], "bytes": sum(t["in"] + t["out"] for t in told)}
+        group.upstream.send({"event": "ready", **sizes}, fds)
 
     def _carry_out(self, order: control.Order, deadline_s: float) -> None:
         self.group.order(order)

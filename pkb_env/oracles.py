@@ -11,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,13 +37,16 @@ class Oracle:
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
         self._fds: tuple[int, ...] = ()
         self._slots: Slots | None = None
+        self.call_bytes = 0
+        """Arguments and outputs of one call, all ranks; known once it is ready."""
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.channel = zygote.spawn("oracle")
             undo.callback(hang_up, self.channel)
             path = {"path": [p or os.getcwd() for p in sys.path], "store": str(self._folder / "store"), "slots": SLOTS}
             self._send({**path, **vars(task)})
-            self._reference = Box(zygote, config, self._folder)
+            self._new_reference = partial(Box, zygote, config, self._folder)
+            self._reference = self._new_reference()
             undo.pop_all()
 
     def ready(self) -> Slots:
@@ -53,13 +58,28 @@ class Oracle:
         if self._slots is None:
             body, self._fds = self._receive(_START_S)
             sizes, half = (body["in"], body["out"]), len(self._fds) // 2
-            self._reference.load(_reference_source(self.task), self.task, Slots(self._fds[:half], *sizes))
-            self._trusted(self._reference.await_ready)
             self._slots = Slots(self._fds[half:], *sizes)
+            self.call_bytes = int(body["bytes"])
+            self._load_reference(Slots(self._fds[:half], *sizes))
         return self._slots
 
+    def renew(self) -> None:
+        """Put the reference into a fresh group: where its memory and threads lie is part of its time.
+
+        Raises:
+            HarnessError: it does not come up.
+        """
+        slots = self.ready()
+        self._reference.close()
+        self._reference = self._new_reference()
+        self._load_reference(replace(slots, fds=self._fds[: len(self._fds) // 2]))
+
+    def _load_reference(self, slots: Slots) -> None:
+        self._reference.load(_reference_source(self.task), self.task, slots)
+        self._trusted(self._reference.await_ready)
+
     def ask(self, command: str, **details: Any) -> Body:
-        """Give an order (`begin`, `fill`, `judge`, `summary`) and wait for its answer.
+        """Give an order (`begin`, `fill`, `prepare`, `judge`, `summary`) and wait for its answer.
 
         Raises:
             HarnessError: the oracle broke or is gone.

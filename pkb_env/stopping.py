@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pkb_env.timing import BLOCKS_FROM, LEVEL, MIN_PAIRS, NARROW, Pair, interval, ratios, sign_test
 
 FIRST_LOOK = BLOCKS_FROM
-PRECISION = 0.05
 COARSE = 0.25
 """Relative width that is narrow enough where the whole interval lies beyond `NARROW`: wider ones save pairs where the noise is
 large, and cost what is paid for, the lower end.  `tests/test_stopping.py -k coarse -s` prints pairs, errors and lower ends."""
@@ -30,7 +29,7 @@ def next_look(taken: int, most: int) -> int:
     return min(most, FIRST_LOOK << (taken // FIRST_LOOK).bit_length())
 
 
-def enough(pairs: Sequence[Pair], precision: float = PRECISION, most: int = FIRST_LOOK) -> bool:
+def enough(pairs: Sequence[Pair], precision: float, most: int) -> bool:
     """Whether timing can end at this look.
 
     The relative width of the interval, high / low - 1, must be at most `precision`, or `COARSE` where the interval is far from 1;

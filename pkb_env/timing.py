@@ -27,7 +27,7 @@ import numpy as np
 LEVEL = 0.02
 """How often `faster` may err."""
 MIN_PAIRS = 5
-"""Fewer pairs give no speed-up."""
+"""Fewer pairs prove nothing."""
 BLOCKS_FROM = 24
 """Fewer pairs make too few blocks: each is a value of its own."""
 NARROW = 1.15
@@ -79,16 +79,18 @@ def summarise(pairs: Sequence[Pair], looks: int = 1) -> Speed | None:
 
 
 def pool(groups: Sequence[Sequence[Pair]], looks: int = 1) -> Speed | None:
-    """Speed-up over the pairs of all groups, or None where a group has fewer than `MIN_PAIRS`.
+    """Speed-up over the pairs of all groups, or None where a group has none.
 
-    The interval holds every group's median; `faster` needs the pooled sign test, and each group's median above 1.
+    The interval holds every group's median; `faster` needs the pooled sign test, and each group's median above 1.  Where a group
+    has fewer than `MIN_PAIRS` the interval is the range of the values, and nothing is faster.
 
     Args:
         groups: pairs of each fresh group.
         looks: at how many moments timing could have stopped.
     """
-    if not groups or min(map(len, groups)) < MIN_PAIRS:
+    if not groups or not all(groups):
         return None
+    few = min(map(len, groups)) < MIN_PAIRS
     pairs = [pair for group in groups for pair in group]
     values = [ratios(group) for group in groups]
     whole, bare = np.concatenate(values, axis=1)
@@ -98,9 +100,9 @@ def pool(groups: Sequence[Sequence[Pair]], looks: int = 1) -> Speed | None:
         time_ms=float(np.median([p.candidate_ns for p in pairs])) / 1e6,
         reference_ms=float(np.median([p.reference_ns for p in pairs])) / 1e6,
         speedup=speedup,
-        low=min(interval(bare)[0], speedup, *bare_medians.tolist()),
-        high=max(interval(whole)[1], speedup, *medians.tolist()),
-        faster=sign_test(bare) <= LEVEL / looks and min(speedup, *bare_medians.tolist()) > 1,
+        low=float(bare.min()) if few else min(interval(bare)[0], speedup, *bare_medians.tolist()),
+        high=float(whole.max()) if few else max(interval(whole)[1], speedup, *medians.tolist()),
+        faster=not few and sign_test(bare) <= LEVEL / looks and min(speedup, *bare_medians.tolist()) > 1,
         skew=float(np.median([p.skew_ns / p.candidate_ns for p in pairs])),
         pairs=len(pairs),
         groups=len(groups),
@@ -115,11 +117,12 @@ def needs_repeat(speed: Speed) -> bool:
 def ratios(pairs: Sequence[Pair]) -> np.ndarray:
     """Reference over candidate, and bare reference over candidate, of each block (2, blocks); an odd last pair is left out."""
     times = np.array([(p.reference_ns, p.bare_reference_ns, p.candidate_ns) for p in pairs], dtype=np.float64).T
-    single = times[:2] / times[2]
+    single: np.ndarray = times[:2] / times[2]
     if len(pairs) < BLOCKS_FROM:
         return single
     even = len(pairs) // 2 * 2
-    return np.sqrt(single[:, :even:2] * single[:, 1:even:2])
+    blocks: np.ndarray = np.sqrt(single[:, :even:2] * single[:, 1:even:2])
+    return blocks
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

@@ -8,7 +8,7 @@ A new problem is one file `problems/pNNN_<slug>.py`; nothing else is touched, th
    (differs per rank) or `draw.shared(name)` (equal on every rank), never from the global generator.
 3. `reference(...)`: the public signature; torch.distributed on the default group or the `group` argument; no autograd.
 4. `exact(inputs)`: takes the inputs of all ranks, gives the outputs of all ranks, in float64 (float32 when large), without
-   torch.distributed and without calling `reference`: an independent second statement of the problem.
+   torch.distributed, without calling `reference` and without changing its inputs: an independent second statement of the problem.
 5. `cost(size, world_size, itemsize)`: the least any algorithm must send, touch and compute.
 6. `PROBLEM = Problem(...)` at the foot.
 

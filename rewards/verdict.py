@@ -130,6 +130,9 @@ class Verdict:
     speedup_high: float | None = None
     faster: bool = False
     """Whether the pairs prove that the candidate is faster than the reference."""
+    pairs: int = 0
+    """Timed pairs behind the speed-up, from `groups` fresh groups."""
+    groups: int = 0
     skew: float | None = None
     """Median of (last rank - first rank) / call time."""
     first_call_ms: float | None = None
@@ -184,8 +187,7 @@ class Verdict:
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA_VERSION:
             came = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
             raise ValueError(f"stored verdict has schema {came!r}, wanted {SCHEMA_VERSION}")
-        unknown = set(raw) - {f.name for f in fields(cls)}
-        if unknown:
+        if unknown := set(raw) - {f.name for f in fields(cls)}:
             raise ValueError(f"stored verdict has unknown fields {sorted(unknown)}")
         try:
             ranks = tuple(RankReport(**r) for r in raw.pop("ranks", ()))
@@ -201,10 +203,9 @@ _TIMES = ("time_ms", "speedup", "speedup_low", "speedup_high", "skew", "bound_ms
 
 def _contradictions(v: Verdict) -> list[str]:
     """Everything in the verdict that cannot be true together."""
-    found = []
-    if v.status is not Status.CORRECT:
-        found += [f"{name}={getattr(v, name)!r} needs CORRECT" for name in _TIMES[:-1] if getattr(v, name) is not None]
-        found += ["faster=True needs CORRECT"] if v.faster else []
+    failed = v.status is not Status.CORRECT
+    found = [f"{name}={getattr(v, name)!r} needs CORRECT" for name in _TIMES[:-1] if failed and getattr(v, name) is not None]
+    found += ["faster=True needs CORRECT"] if failed and v.faster else []
     if v.status not in (Status.CORRECT, Status.WRONG_RESULT) and v.passed:
         found.append(f"passed={v.passed!r} needs outputs that were judged")
     if not 0.0 <= v.passed <= 1.0:

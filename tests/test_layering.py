@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "pkb_env": {*PACKAGES, "pkb_box", "torch", "numpy", "gymnasium", "jinja2", "pydantic", "rich", "typer"},
 }
 """Besides the standard library.  A name allows everything beneath it."""
-ARITHMETIC = ("judge", "closeness", "timing", "outcome", "judging")
+ARITHMETIC = ("judge", "closeness", "timing", "stopping", "outcome", "judging")
 """No process, no clock, no file."""
 EFFECTS = {"subprocess", "socket", "multiprocessing", "threading", "time", "os", "pathlib", "signal", "fcntl"}
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pkb_env import stopping
-from pkb_env.stopping import COARSE, PRECISION, enough, looks, next_look, orders
+from pkb_env.stopping import COARSE, FIRST_LOOK, looks, next_look, orders
 from pkb_env.timing import GROUPS, LEVEL, MIN_PAIRS, NARROW, Pair, Speed, pool, sign_test, summarise
 
-MOST = 384
+MOST, PRECISION = 384, 0.05
 RECORDED = sorted((Path(__file__).parent / "data" / "traces").glob("*.npz"))
 NULLS = [path for path in RECORDED if "cpp" not in path.stem]
 EFFECTS = [path for path in RECORDED if "cpp" in path.stem]
@@ -87,6 +87,10 @@ def null(source: str, rng: np.random.Generator) -> Sides:
 
 def as_pairs(sides: Sides, effect: float = 1.0) -> list[Pair]:
     return [Pair(max(1, int(reference * effect)), int(candidate)) for reference, candidate in sides.tolist()]
+
+
+def enough(pairs: list[Pair], precision: float = PRECISION, most: int = FIRST_LOOK) -> bool:
+    return stopping.enough(pairs, precision, most)
 
 
 def stopped(pairs: list[Pair], most: int = MOST, precision: float = PRECISION) -> Speed:

@@ -123,9 +123,11 @@ def test_equal_times_are_one_and_not_faster() -> None:
     assert (found.speedup, found.low, found.high, found.faster) == (1.0, 1.0, 1.0, False)
 
 
-@pytest.mark.parametrize("count", range(MIN_PAIRS))
-def test_few_pairs_give_nothing(count: int) -> None:
-    assert summarise([Pair(200, 100)] * count) is None
+@pytest.mark.parametrize("count", range(1, MIN_PAIRS))
+def test_few_pairs_give_their_range_and_prove_nothing(count: int) -> None:
+    found = speed([Pair(200 + 100 * i, 100, 0, 50) for i in range(count)])
+    assert (found.low, found.high, found.faster) == (1.5, 2.0 + count - 1, False)
+    assert found.low <= found.speedup <= found.high
 
 
 def test_five_wins_of_five_prove_too_little_and_six_of_six_enough() -> None:
@@ -252,9 +254,15 @@ def test_every_group_has_to_win_against_the_bare_reference() -> None:
     assert not pooled([whole, whole, bare]).faster
 
 
-@pytest.mark.parametrize("groups", [[], [[]], [[Pair(200, 100)] * 40, [Pair(200, 100)] * (MIN_PAIRS - 1)]])
-def test_groups_too_short_give_nothing(groups: list[list[Pair]]) -> None:
+@pytest.mark.parametrize("groups", [[], [[]], [[Pair(200, 100)] * 40, []]])
+def test_groups_without_pairs_give_nothing(groups: list[list[Pair]]) -> None:
     assert pool(groups) is None
+
+
+def test_a_group_too_short_proves_nothing() -> None:
+    found = pool([[Pair(200, 100)] * 40, [Pair(200, 100)] * (MIN_PAIRS - 1)])
+    assert found is not None
+    assert not found.faster
 
 
 def test_only_narrow_claims_are_repeated_and_only_until_there_are_enough_groups() -> None:

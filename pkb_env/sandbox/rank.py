@@ -13,7 +13,9 @@ from pkb_env.box.worker import Lines
 
 Body = dict[str, Any]
 MAX_RAN_NS = 2_000_000
-"""How long a rank may still run until a stop reaches all of its threads."""
+"""How long a stopped rank may seem to run: what the kernel still does for a thread that was waiting for a core."""
+_STOP_S, _STOP_POLL_S = 0.05, 0.0001
+"""A stop reaches a running thread at once, but a hypervisor may hold the core that it runs on, and that counts as running."""
 _CPUCLOCK_SCHED = 2
 
 
@@ -100,8 +102,15 @@ class Rank:
             return None
 
     def stopped(self) -> None:
-        """Note that it was told to stop."""
+        """Wait until it stands still after it was told to stop, and note the processor time it had used by then."""
+        end = time.monotonic() + _STOP_S
         self.stopped_at_cpu_ns = self.cpu_ns()
+        while (now := self.cpu_ns()) != self.stopped_at_cpu_ns:
+            self.stopped_at_cpu_ns = now
+            if time.monotonic() > end:
+                self.fail(violation=f"it does not stop within {_STOP_S * 1e3:.0f} ms")
+                return
+            time.sleep(_STOP_POLL_S)
 
     def woken(self) -> None:
         """Before it goes on: a stopped process runs no instruction, whatever it arranged to be woken by."""
