@@ -71,16 +71,25 @@ def _best(act: Callable[[], object]) -> float:
     return shortest
 
 
+def kept(folder: Path) -> Peaks | None:
+    """The peaks of this machine, if they were measured before."""
+    path = _file(folder)
+    return Peaks(**json.loads(path.read_text(encoding="ascii"))) if path.exists() else None
+
+
+def _file(folder: Path) -> Path:
+    name = hashlib.sha256(f"{hardware.cpu()} {torch.__version__}".encode()).hexdigest()[:16]
+    return folder / f"peaks-{name}.json"
+
+
 def known(zygote: Zygote, folder: Path) -> Peaks:
     """The peaks of this machine: from a file in `folder`, else measured now and written there.
 
     Raises:
         HarnessError: they cannot be measured.
     """
-    name = hashlib.sha256(f"{hardware.cpu()} {torch.__version__}".encode()).hexdigest()[:16]
-    path = folder / f"peaks-{name}.json"
-    if path.exists():
-        return Peaks(**json.loads(path.read_text(encoding="ascii")))
+    if there := kept(folder):
+        return there
     channel = zygote.spawn("peaks")
     try:
         found = Peaks(**channel.recv(_DEADLINE_S).body)
@@ -88,6 +97,7 @@ def known(zygote: Zygote, folder: Path) -> Peaks:
         raise HarnessError(f"the peaks of this machine cannot be measured: {error}") from None
     finally:
         channel.close()
+    path = _file(folder)
     aside = path.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps(asdict(found)), encoding="ascii")
     aside.rename(path)

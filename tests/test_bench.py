@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verdicts import example
+from verdicts import example, timed
 
-from pkb_env.bench import latency, null, texts, throughput
+from pkb_env.bench import examples, latency, null, texts, throughput
+from pkb_env.bench.examples_run import Plan as ExamplesPlan
 from pkb_env.bench.load import Meter
 from pkb_env.bench.null_run import Notebook, Plan, take
 from pkb_env.config import EvalConfig
@@ -249,6 +250,56 @@ def test_throughput_of_a_mix() -> None:
     assert run["statuses"] == {"CORRECT": 1, "DEADLOCK": 1, "RUNTIME_ERROR": 1, "WRONG_RESULT": 1}
     assert run["per_hour"] == pytest.approx(4 * 3600 / run["seconds"])
     assert told["config"] == EvalConfig(pairs=5, call_deadline_s=1).model_dump(mode="json")
+
+
+TOLD = {
+    "command": "pkb bench examples", "hardware": "a machine", "torch": "2", "date": "2020-01-02", "world_size": 2, "size": "tiny",
+}  # fmt: skip
+
+
+def test_a_row_by_hand() -> None:
+    row = examples.row(timed(2.0, reference_ms=20.0, bound_ms=2.5, notes=("cache-hot",)), 0.12345)
+    assert (row.problem, row.backend, row.status, row.faster) == ("allreduce", "torch", "CORRECT", True)
+    assert (row.time_ms, row.reference_ms, row.share, row.notes, row.other_load) == (10.0, 20.0, 0.25, ("cache-hot",), 0.123)
+    failed = examples.row(example(Status.WRONG_RESULT, message="rank 1 is off"), 0.0)
+    assert (failed.speedup, failed.time_ms, failed.share, failed.notes) == (None, None, None, ("WRONG_RESULT: rank 1 is off",))
+
+
+def test_the_page_of_the_examples() -> None:
+    rows = [
+        examples.row(timed(2.0, reference_ms=20.0, bound_ms=2.5, notes=("one", "two")), 0.25),
+        examples.row(example(Status.RUNTIME_ERROR, message="a | b\nc"), 0.0),
+    ]
+    lines = examples.markdown(rows, TOLD).splitlines()
+    assert lines[0] == "# The examples on a machine"
+    assert "`pkb bench examples`" in lines[2]
+    assert lines[4] == "torch 2, 2020-01-02, 2 ranks, size tiny; cores busy with what others did: 0.00 to 0.25."
+    table = [line for line in lines if line.startswith("|")]
+    assert table[0] == f"| {' | '.join(examples.COLUMNS)} |"
+    assert table[2] == "| allreduce | torch | 2.00x | 2.00 - 2.00 | yes | 10 | 20 | 2.5 | 25.0% | one; two |"
+    assert table[3].endswith(" | no |  |  |  |  | RUNTIME_ERROR: a \\| b c |")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(examples.COLUMNS) + 1}
+
+
+def test_every_example_is_evaluated() -> None:
+    asked = ExamplesPlan().submissions()
+    files = [f"{s.backend}_{s.problem}" for s in asked]
+    assert sorted(files) == sorted(p.stem for p in texts.EXAMPLES.glob("*_*.py"))
+    assert files[:2] == ["torch_allreduce", "cpp_allreduce"]
+    with pytest.raises(UsageError, match="world size 0 fits none"):
+        ExamplesPlan(world_size=0).submissions()
+
+
+def test_a_table_of_the_examples(tmp_path: Path) -> None:
+    done = pkb_bench("examples", "-s", "tiny", "--pairs", "8", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "cpu.md").read_text(encoding="utf-8") == done.stdout
+    told = json.loads((tmp_path / "examples.json").read_text(encoding="utf-8"))
+    assert told["command"] == f"pkb bench examples --size tiny --pairs 8 --out {tmp_path}"
+    count = len(ExamplesPlan().submissions())
+    assert [row["status"] for row in told["rows"]] == ["CORRECT"] * count
+    assert all(row["bound_ms"] < row["time_ms"] and row["share"] == row["bound_ms"] / row["time_ms"] for row in told["rows"])
+    assert re.search(rf"(?m)^examples {count}/{count}: cpp_vocab_parallel_cross_entropy_loss \d", done.stderr)
 
 
 def test_a_strange_number_of_slots_is_one_line() -> None:

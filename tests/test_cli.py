@@ -22,7 +22,9 @@ import rewards
 from pkb_env.cli import app
 from pkb_env.config import EvalConfig
 from pkb_env.doctor import STOPS, examine
+from pkb_env.peaks import kept
 from pkb_env.prompt import task_prompt
+from pkb_env.roofline import bound_ms
 from pkb_env.submission import Submission
 from rewards.verdict import Verdict
 
@@ -71,6 +73,24 @@ def test_show_states_the_problem() -> None:
     assert "def solution(tensor: torch.Tensor) -> torch.Tensor:" in text
     assert "default   M=512, N=512" in text
     assert f"{2 * 3 / 4 * 512 * 512 * 4:.3g} B" in text  # what a rank of four must send
+
+
+def test_show_knows_the_bounds_and_measures_for_them_once(tmp_path: Path) -> None:
+    first, second = (pkb("show", "allreduce", PKB_CACHE=str(tmp_path)) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert one_line(first.stderr).startswith("pkb: measuring")
+    assert second.stderr == ""
+    peaks = kept(tmp_path)
+    assert peaks is not None
+    problem = problems.load("allreduce")
+    for size in problem.sizes.values():
+        assert re.search(rf"(?m)^{size.name} .* {bound_ms(problem.cost(size, 2, 4), peaks):.3g} ms *$", first.stdout)
+
+
+def test_show_without_bounds_where_the_ranks_do_not_fit(tmp_path: Path) -> None:
+    done = pkb("show", "ring_attention", "--world-size", "64", PKB_CACHE=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("it needs 1 to ") == len(problems.load("ring_attention").sizes)
 
 
 def test_show_prints_the_prompt_of_a_policy() -> None:

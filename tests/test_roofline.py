@@ -8,7 +8,7 @@ import pytest
 
 import problems
 from pkb_env.evaluator import Evaluator
-from pkb_env.peaks import Peaks, known, measure
+from pkb_env.peaks import Peaks, kept, known, measure
 from pkb_env.roofline import bound_ms
 from pkb_env.submission import Submission
 from problems.base import Cost
@@ -23,11 +23,12 @@ def test_the_slowest_part_bounds(cost: Cost, milliseconds: float) -> None:
 
 
 def test_peaks_are_plausible_and_kept(evaluator: Evaluator, tmp_path: Path) -> None:
+    assert kept(tmp_path) is None
     first = known(evaluator.machine().zygote, tmp_path)
     again = known(evaluator.machine().zygote, tmp_path)
     here = measure()
     print(first)
-    assert first == again
+    assert first == again == kept(tmp_path)
     assert 0.1 < first.bytes_per_s / here.bytes_per_s < 10
     assert 0.1 < first.flops_per_s / here.flops_per_s < 10
 

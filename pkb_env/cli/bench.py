@@ -1,31 +1,25 @@
-"""`pkb bench`: how far this machine's measurements can be believed, and how quickly they come.
+"""`pkb bench`: how far this machine's measurements can be believed, how quickly they come, what the examples reach.
 
-Not here: the measurements (`pkb_env.bench`), the tables (`bench_report`).
+Not here: the measurements (`pkb_env.bench`), the tables (`bench_report`), the examples (`bench_examples`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pkb_env.cli import session
+from pkb_env.cli import bench_examples, bench_setting, session
+from pkb_env.cli.bench_setting import AsJson, Out, Pairs, Size, WorldSize
 
 if TYPE_CHECKING:
     from pkb_env.bench.null import Reading
-    from pkb_env.config import EvalConfig
 
-app = typer.Typer(no_args_is_help=True, help="Null test, latency and throughput of this machine.")
+app = typer.Typer(no_args_is_help=True, help="Null test, latency, throughput and examples on this machine.")
 
-Size = Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")]
-WorldSize = Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")]
-AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")]
-Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; made if missing")]
-Pairs = Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; the default is a real evaluation's")]
+app.command("examples")(bench_examples.examples)
 
 
 @app.command("null")
@@ -51,13 +45,13 @@ def null(
         from pkb_env.problem_set import fitting, problem_set
 
         found = fitting(problem_set(problem or "all"), world_size=world_size, size=size, profile="hardened")
-        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, _config(pairs=pairs))
+        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, bench_setting.config(pairs=pairs))
         notebook = Notebook(out, plan.setting())
-        with _told("null test", len(found) * readings - len(notebook.readings), quiet=as_json) as heard:
+        with bench_setting.told("null test", len(found) * readings - len(notebook.readings), quiet=as_json) as heard:
             take(plan, notebook, lambda reading: heard(_reading_line(reading)))
         summaries = summarise(notebook.readings)
         told = {
-            "bench": "null", **_machine(), "setting": plan.setting(), "summaries": [asdict(s) for s in summaries],
+            "bench": "null", **bench_setting.machine(), "setting": plan.setting(), "summaries": [asdict(s) for s in summaries],
             "readings": [asdict(reading) for reading in notebook.readings],
         }  # fmt: skip
         _draw(out, notebook.readings, plan.setting(), quiet=as_json)
@@ -112,8 +106,8 @@ def latency(
 
         (found,) = fitting([named(problem)], world_size=world_size, size=size, profile="hardened")
         sources = {name: texts.example(found.slug, name) for name in backend or ("torch", "cpp")}
-        config, ours = _config(pairs=pairs, trials=trials), []
-        with _told("latency", 0, quiet=as_json) as heard:
+        config, ours = bench_setting.config(pairs=pairs, trials=trials), []
+        with bench_setting.told("latency", 0, quiet=as_json) as heard:
             for name, source in sources.items():
                 asked = Submission(source, found.slug, name, world_size, size=size)
                 ours += evaluations(source, asked, config, repeats, lambda e: heard(f"{e.backend} {e.kind}: {e.seconds:.2f} s"))
@@ -123,7 +117,7 @@ def latency(
         public = baseline(launches, built)
         rows = summarise(ours, public)
         told = {
-            "bench": "latency", **_machine(), "problem": found.slug, "world_size": world_size, "size": size,
+            "bench": "latency", **bench_setting.machine(), "problem": found.slug, "world_size": world_size, "size": size,
             "config": config.model_dump(mode="json"), "public_way": asdict(way), "baseline": asdict(public),
             "rows": [asdict(row) for row in rows], "launches": [asdict(x) for x in launches],
             "evaluations": [asdict(each) for each in ours],
@@ -159,13 +153,13 @@ def throughput(
         (found,) = fitting([named(problem)], world_size=world_size, size=size, profile="hardened")
         shares = {"correct": correct, "wrong": wrong, "failing": failing, "hanging": hanging}
         mix = Mix(found.slug, counts(shares, candidates), backend, world_size, size)
-        config, runs = _config(pairs=pairs, call_deadline_s=call_deadline), []
-        with _told("throughput", 0, quiet=as_json) as heard:
+        config, runs = bench_setting.config(pairs=pairs, call_deadline_s=call_deadline), []
+        with bench_setting.told("throughput", 0, quiet=as_json) as heard:
             for number in _numbers(slots):
                 runs.append(measure(mix, config, number))
                 heard(f"{number} slots: {runs[-1].per_hour:.0f} verdicts per hour")
         told = {
-            "bench": "throughput", **_machine(), "mix": asdict(mix), "config": config.model_dump(mode="json"),
+            "bench": "throughput", **bench_setting.machine(), "mix": asdict(mix), "config": config.model_dump(mode="json"),
             "runs": [asdict(run) for run in runs],
         }  # fmt: skip
         bench_report.publish(told, out, as_json, lambda page: bench_report.throughput(page, runs, told))
@@ -178,34 +172,3 @@ def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"--slots takes numbers >= 1 separated by commas, such as 1,2,4; came {text!r}")
     return [int(part) for part in parts]
-
-
-def _config(**wanted: Any) -> EvalConfig:
-    from pkb_env.config import EvalConfig
-
-    return EvalConfig(**{name: value for name, value in wanted.items() if value is not None})
-
-
-def _machine() -> dict[str, Any]:
-    import os
-
-    import torch
-
-    from pkb_env import hardware
-
-    versions = {"harness": hardware.harness(), "torch": torch.__version__}
-    return {"hardware": hardware.cpu(), **versions, "load_average": os.getloadavg()}
-
-
-@contextmanager
-def _told(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """One line per step on standard error, so that a long run shows that it lives without a spinner that costs time."""
-    done = 0
-
-    def heard(line: str) -> None:
-        nonlocal done
-        done += 1
-        if not quiet:
-            typer.echo(f"{what} {done}{f'/{total}' if total else ''}: {line}", err=True)
-
-    yield heard

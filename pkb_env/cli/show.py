@@ -12,6 +12,7 @@ from pkb_env.cli import session
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pkb_env.peaks import Peaks
     from problems.base import Problem
 
 _ITEMSIZE = 4
@@ -28,7 +29,7 @@ def show(
     profile: Annotated[str, typer.Option("--profile", help="hardened or upstream; of the prompt")] = "hardened",
     max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="of the prompt")] = 1,
 ) -> None:
-    """Show a problem: statement, signature, reference, sizes with the least any algorithm must do, split."""
+    """Show a problem: statement, signature, reference, split, sizes with the least any algorithm must do and their bounds here."""
     with session.guarded():
         import problems
         from pkb_env.problem_set import fitting, named
@@ -44,7 +45,7 @@ def show(
             return
         typer.echo(_statement(found))
         typer.echo(problems.reference_source(found))
-        _print(_sizes(found, world_size))
+        session.page().print(_sizes(found, world_size))
 
 
 def _statement(problem: Problem) -> str:
@@ -57,21 +58,41 @@ def _statement(problem: Problem) -> str:
     return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])
 
 
+def _peaks() -> Peaks | None:
+    """Of this machine; measured when nobody did before.  None, and a line that says why, where they cannot be measured."""
+    from pkb_env.config import EvalConfig, cache_dir
+    from pkb_env.errors import HarnessError
+    from pkb_env.peaks import kept
+
+    if there := kept(cache_dir()):
+        return there
+    typer.echo("pkb: measuring what this machine can do at best; that is done once", err=True)
+    from pkb_env.evaluator import Evaluator
+
+    try:
+        with Evaluator(EvalConfig()) as evaluator:
+            return evaluator.machine().peaks
+    except HarnessError as error:
+        typer.echo(f"pkb: no bounds: {error}", err=True)
+        return None
+
+
 def _sizes(problem: Problem, world_size: int) -> Table:
     from rich.table import Table
 
-    title = f"sizes, and the least a rank of {world_size} does (float32)"
-    table = Table("size", "extents", "sent", "memory", "flops", title=title, title_justify="left", box=None, pad_edge=False)
+    from pkb_env.roofline import bound_ms
+
+    title = f"sizes, the least a rank of {world_size} does (float32), and the least time it takes here"
+    heads = ("size", "extents", "sent", "memory", "flops", "bound")
+    table = Table(*heads, title=title, title_justify="left", box=None, pad_edge=False)
     fits = problem.valid_world(world_size)
+    peaks = _peaks() if fits is None else None
     for size in problem.sizes.values():
         extents = ", ".join(f"{axis}={extent}" for axis, extent in size.dims.items())
         if fits is None:
             cost = problem.cost(size, world_size, _ITEMSIZE)
-            table.add_row(size.name, extents, f"{cost.wire_bytes:.3g} B", f"{cost.memory_bytes:.3g} B", f"{cost.flops:.3g}")
+            amounts = f"{cost.wire_bytes:.3g} B", f"{cost.memory_bytes:.3g} B", f"{cost.flops:.3g}"
+            table.add_row(size.name, extents, *amounts, f"{bound_ms(cost, peaks):.3g} ms" if peaks else "-")
         else:
             table.add_row(size.name, extents, fits)
     return table
-
-
-def _print(table: Table) -> None:
-        session.page().print(table)
