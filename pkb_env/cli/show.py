@@ -29,7 +29,7 @@ def show(
     profile: Annotated[str, typer.Option("--profile", help="hardened or upstream; of the prompt")] = "hardened",
     max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="of the prompt")] = 1,
 ) -> None:
-    """Show a problem: statement, signature, reference, split, sizes with the least any algorithm must do and their bounds here."""
+    """Show a problem: statement, signature, reference, sizes with least cost and least time here, split."""
     with session.guarded():
         import problems
         from pkb_env.problem_set import fitting, named
