@@ -18,6 +18,7 @@ from typing import Any
 from pkb_env import hardware, outcome, stopping, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
 from pkb_env.cancellation import Cancellation
+from pkb_env.load import Others
 from pkb_env.machine import Machine
 from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
@@ -28,6 +29,8 @@ from pkb_env.turns import Tampered, Turn, Turns
 from problems.base import Problem
 from rewards.verdict import RankReport, Status
 
+_BUSY_CORES = 0.25
+"""Load of others above which a measurement says so."""
 _COLD = 3
 """Times the last-level cache: what is more than that comes from memory at each call."""
 _MORE_GROUPS = 2
@@ -68,6 +71,7 @@ class Attempt:
         self.machine, self.job = machine, job
         self.stage_s: dict[str, float] = {}
         self._first_call: Call | None = None
+        self._notes: tuple[str, ...] = ()
 
     def run(self) -> Result:
         """Evaluate.
@@ -100,7 +104,7 @@ class Attempt:
         summary = turns.summary()
         self.stage_s["judge"] = turns.judge_s
         result = self._result(summary, box.peak_memory(), speed if right else None)
-        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed)) if result.speed else ()
+        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed), *self._notes[-1:]) if result.speed else ()
         return result
 
     def _start(self, groups: ExitStack) -> tuple[Oracle, Turns, Box, list[Turn]]:
@@ -157,7 +161,9 @@ class Attempt:
         """One group; a narrow claim is repeated in fresh ones, of the candidate and of the reference."""
         config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
         stage, looks = TimedStage(config, oracle, turns, rng), stopping.looks(config.pairs)
-        groups = [stage.group(box)]
+        with Others(self.machine.zygote.pid) as others:
+            groups = [stage.group(box)]
+        self._notes += _busy(others.cores)
         if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
             groups += [self._again(stage, oracle) for _ in range(_MORE_GROUPS) if stage.right]
         return stage.right, timing.pool(groups, looks) if stage.right else None
@@ -168,7 +174,10 @@ class Attempt:
             groups.enter_context(self.job.cancellation.watching(*oracle.channels()))
             box = self._open(groups, oracle)
             box.await_ready()
-            return stage.group(box, _SHARE_OF_MORE)
+            with Others(self.machine.zygote.pid) as others:
+                pairs = stage.group(box, _SHARE_OF_MORE)
+            self._notes += _busy(others.cores)
+            return pairs
 
     def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
         reports = [RankReport(**r | {"index": tuple(r["index"]) if r["index"] else None}) for r in summary["ranks"]]
@@ -190,6 +199,10 @@ class Attempt:
             yield
         finally:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
+
+
+def _busy(others: float) -> tuple[str, ...]:
+    return (f"busy: others used {others:.2g} cores while pairs were timed",) if others > _BUSY_CORES else ()
 
 
 def _few(speed: timing.Speed) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ from verdicts import example, timed
 
 from pkb_env.bench import examples, latency, null, texts, throughput
 from pkb_env.bench.examples_run import Plan as ExamplesPlan
-from pkb_env.bench.load import Meter
 from pkb_env.bench.null_run import Notebook, Plan, take
 from pkb_env.config import EvalConfig
 from pkb_env.errors import UsageError
 from pkb_env.evaluator import Evaluator
+from pkb_env.load import Meter, Others
 from pkb_env.submission import Candidate, Submission, read
 from rewards.verdict import Status
 
@@ -134,6 +134,20 @@ def test_the_meter_sees_what_others_do() -> None:
         os.kill(orphan, 9)
     assert meter.load.other > 0.2
     assert meter.load.own < 0.3
+
+
+def test_others_are_whoever_is_not_below_the_root() -> None:
+    """The busy process counts when the root is another one, and not when it is the root."""
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as busy, subprocess.Popen(["sleep", "60"]) as idle:
+        time.sleep(0.2)
+        with Others(idle.pid) as others:
+            time.sleep(0.6)
+        with Others(busy.pid) as ours:
+            time.sleep(0.6)
+        busy.kill()
+        idle.kill()
+    assert others.cores > 0.3
+    assert others.cores > ours.cores
 
 
 def launch(kind: str, seconds: float) -> latency.Launch:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pkb_env.bench import texts
 from pkb_env.bench.latency import Launch
-from pkb_env.bench.load import Meter
+from pkb_env.load import Meter
 from pkb_env.errors import HarnessError
 
 _PROGRAM = Path(__file__).with_name("launched.py")

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from pkb_env.bench import texts
-from pkb_env.bench.load import Meter
+from pkb_env.load import Meter
 from pkb_env.bench.throughput import Run, summarise
 from pkb_env.config import EvalConfig
 from pkb_env.evaluator import Evaluator

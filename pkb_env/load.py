@@ -1,6 +1,6 @@
-"""How many cores this machine keeps busy, and how many of them are not ours.
+"""How many cores this machine keeps busy, and how many of them are not ours: averages over benches, and over one timed stage.
 
-Busy is read from `/proc/stat` (all cores; time stolen by a hypervisor counts as busy).  Ours is this process and its
+Busy is read from `/proc/stat` (all cores; time stolen by a hypervisor counts as busy).  For a bench ours is this process and its
 descendants, sampled while they live, because a box that ends hands its CPU time to nobody.  What a process uses between its
 last sample and its end therefore counts as others': the load of others is overstated by some hundredths of a core.
 Not here: which load is too much (`null`).
@@ -18,6 +18,7 @@ from typing import Self
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _INTERVAL_S = 0.1
 """A sample takes about a millisecond; more of them would themselves be load."""
+_CPUCLOCK_SCHED = 2
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of `/proc/stat`: user, nice, system, irq, softirq, steal."""
 
@@ -71,6 +72,32 @@ class Meter:
     def _sample(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
             self._own |= tree_seconds(os.getpid())
+
+
+class Others:
+    """Cores that neither this thread nor the processes below `root` keep busy while a `with` block runs; none may end in it."""
+
+    def __init__(self, root: int) -> None:
+        self._root, self.cores = root, 0.0
+
+    def __enter__(self) -> Self:
+        self._start, self._before = time.monotonic(), self._seconds()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cores = max(0.0, self._seconds() - self._before) / max(time.monotonic() - self._start, 1e-9)
+
+    def _seconds(self) -> float:
+        ours = sum(_precise_seconds(pid) for pid in tree_seconds(self._root)) + time.thread_time()
+        return busy_seconds() - ours
+
+
+def _precise_seconds(pid: int) -> float:
+    """CPU seconds of a process by its clock, to the ns where `/proc` counts ticks."""
+    try:
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return 0.0
 
 
 def busy_seconds() -> float:
