@@ -87,6 +87,14 @@ def test_show_knows_the_bounds_and_measures_for_them_once(tmp_path: Path) -> Non
         assert re.search(rf"(?m)^{size.name} .* {bound_ms(problem.cost(size, 2, 4), peaks):.3g} ms *$", first.stdout)
 
 
+def test_show_goes_on_where_nothing_can_be_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = pkb("show", "allreduce", PKB_CACHE=str(tmp_path / "file" / "cache"))
+    assert done.returncode == 0
+    assert "pkb: no bounds: the cache folder cannot be used" in done.stderr
+    assert len(re.findall(r"(?m)^\w+ +M=.* - *$", done.stdout)) == len(problems.load("allreduce").sizes)
+
+
 def test_show_without_bounds_where_the_ranks_do_not_fit(tmp_path: Path) -> None:
     done = pkb("show", "ring_attention", "--world-size", "64", PKB_CACHE=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
