@@ -97,7 +97,7 @@ class Attempt:
                 shared.enter_context(machine.lock.shared(job.cancellation.check))
             oracle, turns, box, ready = self._start(groups)
             with self._stage("run"):
-                right = all(self._judged_call(box, oracle, turns, trial, ready) for trial in range(machine.config.trials))
+                right = all(self._judged_call(box, turns, trial, ready) for trial in range(machine.config.trials))
         speed = None
         if right and job.timed and machine.config.pairs:
             right, speed = self._alone(box, oracle, turns)
@@ -142,7 +142,7 @@ class Attempt:
             with self._stage("end"):
                 box.close()
 
-    def _judged_call(self, box: Box, oracle: Oracle, turns: Turns, trial: int, ready: list[Turn]) -> bool:
+    def _judged_call(self, box: Box, turns: Turns, trial: int, ready: list[Turn]) -> bool:
         """One untimed trial; whether every comparison holds."""
         turn = ready[trial] if trial < len(ready) else turns.ahead([trial])[0]
         call = box.call(turn.slot, turn.nonce)

@@ -31,6 +31,7 @@ from pkb_env.submission import Candidate, Submission, read
 from rewards.verdict import Status
 
 ROOT = Path(__file__).resolve().parent.parent
+IDLE = "import time\ntime.sleep(60)"
 SPIN = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
 
 
@@ -138,7 +139,7 @@ def test_the_meter_sees_what_others_do() -> None:
 
 def test_others_are_whoever_is_not_below_the_root() -> None:
     """The busy process counts when the root is another one, and not when it is the root."""
-    with subprocess.Popen([sys.executable, "-c", SPIN]) as busy, subprocess.Popen(["sleep", "60"]) as idle:
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as busy, subprocess.Popen([sys.executable, "-c", IDLE]) as idle:
         time.sleep(0.2)
         with Others(idle.pid) as others:
             time.sleep(0.6)

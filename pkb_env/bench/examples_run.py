@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pkb_env import backends
 from pkb_env.bench import texts
 from pkb_env.bench.examples import Row, row
-from pkb_env.load import Meter
 from pkb_env.config import EvalConfig
 from pkb_env.evaluator import Evaluator
+from pkb_env.load import Meter
 from pkb_env.problem_set import fitting, named
 from pkb_env.submission import Submission
 

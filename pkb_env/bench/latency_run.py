@@ -18,10 +18,10 @@ from dataclasses import replace
 
 from pkb_env.bench import texts
 from pkb_env.bench.latency import Evaluation
-from pkb_env.load import Meter
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
 from pkb_env.evaluator import Evaluator
+from pkb_env.load import Meter
 from pkb_env.submission import Submission
 from rewards.verdict import Verdict
 

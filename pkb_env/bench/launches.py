@@ -21,8 +21,8 @@ from pathlib import Path
 
 from pkb_env.bench import texts
 from pkb_env.bench.latency import Launch
-from pkb_env.load import Meter
 from pkb_env.errors import HarnessError
+from pkb_env.load import Meter
 
 _PROGRAM = Path(__file__).with_name("launched.py")
 _DEADLINE_S = 600.0

@@ -20,11 +20,11 @@ from typing import Any
 
 from pkb_env import hardware
 from pkb_env.bench import texts
-from pkb_env.load import Meter
 from pkb_env.bench.null import Reading
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
+from pkb_env.load import Meter
 from pkb_env.submission import Submission
 
 

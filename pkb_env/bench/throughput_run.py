@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 
 from pkb_env.bench import texts
-from pkb_env.load import Meter
 from pkb_env.bench.throughput import Run, summarise
 from pkb_env.config import EvalConfig
 from pkb_env.evaluator import Evaluator
+from pkb_env.load import Meter
 from pkb_env.submission import Submission
 
 
