@@ -23,7 +23,7 @@ from pkb_box import compile_cpp, new_output, symm_mem
 
 SOURCE = r"""
 constexpr size_t kRows = 6, kLanes = 16;  // of a tile: 12 vectors of 8 sums, which leaves registers for its operands
-constexpr size_t kKeys = 96;              // of a chunk, whose keys and values stay in the nearest caches; a multiple of both
+constexpr size_t kKeys = 96;              // of a chunk, which stays in the nearest caches; a multiple of both
 
 typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
 
@@ -76,7 +76,7 @@ struct Attention {
   // Merge the packed keys and values of a rank; `own`: they stand at the queries' own positions, later ones are hidden.
   void add(const float* packed, bool own) {
     for (size_t key = 0; key < x.positions; key += kKeys)
-      for (size_t row = own ? key / kRows * kRows : 0; row < x.positions; row += kRows)
+      for (size_t row = own ? key : 0; row < x.positions; row += kRows)
         add_chunk(packed, key, std::min(kKeys, x.positions - key), row, own);
   }
 
@@ -85,14 +85,14 @@ struct Attention {
     for (size_t j = 0; j < keys; j += kLanes)
       add_product(&queries[row * x.size], x.size, packed + (key + j) * x.size, x.size, scores + j, kKeys);
     for (size_t r = 0; r < kRows; ++r)
-      weigh(scores + r * kKeys, own ? std::min(keys, std::max(row + r + 1, key) - key) : keys, row + r);
+      weigh(scores + r * kKeys, own ? std::min(keys, row + r + 1 - key) : keys, row + r);
     for (size_t d = 0; d < width; d += kLanes)
       add_product(scores, kKeys, packed + x.keys() + d * x.positions + key * kLanes, keys, &sums[row * width + d], width);
   }
 
   // Scores of one query to weights, of which the first `seen` count; what was summed before is scaled to the new maximum.
   void weigh(float* __restrict scores, size_t seen, size_t row) {
-    std::fill(scores + seen, scores + kKeys, scores[0]);  // an exponential of some -infinity would be slow
+    std::fill(scores + seen, scores + kKeys, scores[0]);  // any that is no new largest one
     float top = largest[row], total = 0;
     for (size_t j = 0; j < kKeys; ++j) top = std::max(top, scores[j]);
     for (size_t j = 0; j < kKeys; ++j) scores[j] = std::exp(scores[j] - top);
