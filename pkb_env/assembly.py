@@ -63,6 +63,6 @@ class Case:
             return {"comparable": False}
         return {
             "comparable": not self._oversubscribed, "time_ms": speed.time_ms, "baselines": {"reference": speed.reference_ms},
-            "speedup": speed.speedup, "speedup_low": speed.low, "speedup_high": speed.high, "faster": speed.faster,
+            "speedup": speed.speedup, "speedup_low": speed.low, "speedup_high": speed.high, "faster": result.faster,
             "skew": speed.skew, "pairs": speed.pairs, "groups": speed.groups,
         }  # fmt: skip

@@ -18,7 +18,8 @@ from typing import Any
 from pkb_env import hardware, outcome, stopping, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
 from pkb_env.cancellation import Cancellation
-from pkb_env.load import Others
+from pkb_env.load import Others, disturbing
+from pkb_env.locks import Share
 from pkb_env.machine import Machine
 from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
@@ -29,8 +30,6 @@ from pkb_env.turns import Tampered, Turn, Turns
 from problems.base import Problem
 from rewards.verdict import RankReport, Status
 
-_BUSY_CORES = 0.25
-"""Load of others above which a measurement says so."""
 _COLD = 3
 """Times the last-level cache: what is more than that comes from memory at each call."""
 _MORE_GROUPS = 2
@@ -62,6 +61,13 @@ class Result:
     speed: timing.Speed | None = None
     stage_s: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    busy: bool = False
+    """Whether others' load disturbed the timed pairs: it slows the two sides unequally."""
+
+    @property
+    def faster(self) -> bool:
+        """Whether the candidate is proven faster than the reference."""
+        return self.speed is not None and self.speed.faster and not self.busy
 
 
 class Attempt:
@@ -71,7 +77,7 @@ class Attempt:
         self.machine, self.job = machine, job
         self.stage_s: dict[str, float] = {}
         self._first_call: Call | None = None
-        self._notes: tuple[str, ...] = ()
+        self._others = 0.0
 
     def run(self) -> Result:
         """Evaluate.
@@ -94,20 +100,23 @@ class Attempt:
         job, machine = self.job, self.machine
         with ExitStack() as shared:
             with self._stage("queue"):
-                shared.enter_context(machine.lock.shared(job.cancellation.check))
-            oracle, turns, box, ready = self._start(groups)
+                share = shared.enter_context(machine.lock.shared(job.cancellation.check))
+            oracle, turns, box, ready = self._start(groups, share)
             with self._stage("run"):
                 right = all(self._judged_call(box, turns, trial, ready) for trial in range(machine.config.trials))
+            box.share = None
         speed = None
         if right and job.timed and machine.config.pairs:
             right, speed = self._alone(box, oracle, turns)
         summary = turns.summary()
         self.stage_s["judge"] = turns.judge_s
         result = self._result(summary, box.peak_memory(), speed if right else None)
-        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed), *self._notes[-1:]) if result.speed else ()
+        result.busy = disturbing(self._others, job.task.world_size)
+        busy = (f"busy: others used {self._others:.2g} cores beside the timed pairs: nothing is proven",) if result.busy else ()
+        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed), *busy) if result.speed else ()
         return result
 
-    def _start(self, groups: ExitStack) -> tuple[Oracle, Turns, Box, list[Turn]]:
+    def _start(self, groups: ExitStack, share: Share) -> tuple[Oracle, Turns, Box, list[Turn]]:
         """Oracle and box, ready; builds, inputs and answers are made meanwhile, and none outlasts this."""
         job, machine = self.job, self.machine
         builds = machine.broker.prefetch(literal_sources(job.candidate))
@@ -117,7 +126,7 @@ class Attempt:
                 oracle.ask("begin")
             turns = Turns(oracle, job.secret)
             with self._stage("load"), ThreadPoolExecutor(1) as beside:
-                box = self._open(groups, oracle)
+                box = self._open(groups, oracle, share)
                 ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
                 box.await_ready()
                 return oracle, turns, box, ahead.result()
@@ -125,10 +134,11 @@ class Attempt:
             for build in builds:
                 build.join()
 
-    def _open(self, groups: ExitStack, oracle: Oracle) -> Box:
-        """A box that loads the candidate."""
+    def _open(self, groups: ExitStack, oracle: Oracle, share: Share | None = None) -> Box:
+        """A box that loads the candidate; with a share it lets timed stages go first."""
         job, machine = self.job, self.machine
         box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
+        box.share = share
         groups.enter_context(self._opened(box))
         box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
         return box
@@ -163,7 +173,7 @@ class Attempt:
         stage, looks = TimedStage(config, oracle, turns, rng), stopping.looks(config.pairs)
         with Others(self.machine.zygote.pid) as others:
             groups = [stage.group(box)]
-        self._notes += _busy(others.cores)
+        self._others = others.cores
         if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
             groups += [self._again(stage, oracle) for _ in range(_MORE_GROUPS) if stage.right]
         return stage.right, timing.pool(groups, looks) if stage.right else None
@@ -176,7 +186,7 @@ class Attempt:
             box.await_ready()
             with Others(self.machine.zygote.pid) as others:
                 pairs = stage.group(box, _SHARE_OF_MORE)
-            self._notes += _busy(others.cores)
+            self._others = max(self._others, others.cores)
             return pairs
 
     def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
@@ -199,10 +209,6 @@ class Attempt:
             yield
         finally:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
-
-
-def _busy(others: float) -> tuple[str, ...]:
-    return (f"busy: others used {others:.2g} cores while pairs were timed",) if others > _BUSY_CORES else ()
 
 
 def _few(speed: timing.Speed) -> tuple[str, ...]:

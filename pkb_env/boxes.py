@@ -21,6 +21,7 @@ from pkb_env.box.channel import ChannelClosed, ChannelViolation
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
+from pkb_env.locks import Share
 from pkb_env.sandbox.init import RANK_NEVER_BEGAN
 from pkb_env.sandbox.launcher import Zygote
 
@@ -28,6 +29,8 @@ SLOTS = 4
 """Sets of arguments that an arena holds; calls take turns through them, so addresses change from call to call."""
 _MEMORY_SHARE = 0.7
 """How much of the machine's memory the ranks of one box may take together."""
+_PATIENCE_S = 0.1
+"""How long a call or an import may hold up others who wait for the machine."""
 Body = dict[str, Any]
 
 
@@ -92,6 +95,9 @@ class Box:
     ) -> None:
         self._config, self._build, self._build_s = config, build, 0.0
         self._building: set[threading.Thread] = set()
+        self._held = False
+        self.share: Share | None = None
+        """Given up for a while when a call or an import takes long and others wait for the machine: the group stands still."""
         self._sending, self._trouble = threading.Lock(), None  # type: tuple[threading.Lock, HarnessError | None]
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
         self._zygote = zygote
@@ -185,7 +191,9 @@ class Box:
             body = self._next(deadline_s)
             if self._trouble is not None:
                 raise self._trouble
-            if body["event"] == "compile":
+            if body["event"] == "held":
+                self._step_aside()
+            elif body["event"] == "compile":
                 self._begin_build(body["rank"], body["request"])
             elif body["event"] == "failed":
                 if _never_began(body):
@@ -196,13 +204,25 @@ class Box:
             else:
                 raise HarnessError(f"the supervisor of the box sent {body['event']!r}, wanted {wanted!r}")
 
+    def _step_aside(self) -> None:
+        """The group stands still, or had just answered: others first, then it may go on."""
+        self._held = False
+        if self.share is not None:
+            self.share.step_aside()
+        self._send({"cmd": "go on"})
+
     def _next(self, deadline_s: float) -> Body:
+        left = deadline_s + SLACK_S
         while True:
             try:
-                return self.channel.recv(deadline_s + SLACK_S).body
+                return self.channel.recv(min(left, _PATIENCE_S)).body
             except TimeoutError as error:
-                if not self._building:
+                left -= 0.0 if self._building else _PATIENCE_S
+                if left <= 0:
                     raise HarnessError(f"the supervisor of the box is gone: {error}") from None
+                if self.share is not None and not self._held and self.share.wanted():
+                    self._held = True
+                    self._send({"cmd": "hold"})
             except (ChannelClosed, ChannelViolation) as error:
                 raise HarnessError(f"the supervisor of the box is gone: {error}") from None
 

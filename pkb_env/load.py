@@ -1,8 +1,8 @@
-"""How many cores this machine keeps busy, and how many of them are not ours: averages over benches, and over one timed stage.
+"""How many cores this machine keeps busy, and how many of them are not ours: over a bench, and over one timed stage.
 
-Busy is read from `/proc/stat` (all cores; time stolen by a hypervisor counts as busy).  For a bench ours is this process and its
-descendants, sampled while they live, because a box that ends hands its CPU time to nobody.  What a process uses between its
-last sample and its end therefore counts as others': the load of others is overstated by some hundredths of a core.
+Busy is read from `/proc/stat` (the cores this process may use; time stolen by a hypervisor counts as busy).  For a bench ours is
+this process and its descendants, sampled while they live, because a box that ends hands its CPU time to nobody.  What a process
+uses between its last sample and its end therefore counts as others', whose load is overstated by some hundredths of a core.
 Not here: which load is too much (`null`).
 """
 
@@ -19,6 +19,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _INTERVAL_S = 0.1
 """A sample takes about a millisecond; more of them would themselves be load."""
 _CPUCLOCK_SCHED = 2
+_TOLERATED = 0.25
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of `/proc/stat`: user, nice, system, irq, softirq, steal."""
 
@@ -92,6 +93,12 @@ class Others:
         return busy_seconds() - ours
 
 
+def disturbing(others: float, world_size: int) -> bool:
+    """Whether so many cores busy with others are too many beside ranks with two busy threads each."""
+    spare = max(0, len(os.sched_getaffinity(0)) - 2 * world_size)
+    return others > _TOLERATED + spare / 2
+
+
 def _precise_seconds(pid: int) -> float:
     """CPU seconds of a process by its clock, to the ns where `/proc` counts ticks."""
     try:
@@ -101,10 +108,11 @@ def _precise_seconds(pid: int) -> float:
 
 
 def busy_seconds() -> float:
-    """Seconds that the cores of this machine have been busy, all together, since it started."""
+    """Seconds that the cores this process may use have been busy, all together, since the machine started."""
+    names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     with open("/proc/stat", encoding="ascii") as file:
-        columns = file.readline().split()[1:]
-    return sum(int(columns[i]) for i in _BUSY) / _TICKS_PER_S
+        rows = [line.split() for line in file if line.startswith("cpu")]
+    return sum(int(row[1 + i]) for row in rows if row[0] in names for i in _BUSY) / _TICKS_PER_S
 
 
 def tree_seconds(root: int) -> dict[int, float]:

@@ -34,20 +34,52 @@ class MachineLock:
         self._turnstile, self._machine = root / "turnstile", root / "machine"
 
     @contextmanager
-    def shared(self, check: Callable[[], None]) -> Iterator[None]:
+    def shared(self, check: Callable[[], None]) -> Iterator[Share]:
         """Hold the machine together with other untimed stages; `check` may raise while waiting."""
-        with _held(self._turnstile, fcntl.LOCK_EX, check):
-            machine = _acquire(self._machine, fcntl.LOCK_SH, check)
+        share = Share(self._turnstile, self._machine, check)
+        share.take()
         try:
-            yield
+            yield share
         finally:
-            _release(machine)
+            share.give_back()
 
     @contextmanager
     def alone(self, check: Callable[[], None]) -> Iterator[None]:
         """Hold the machine alone."""
         with _held(self._turnstile, fcntl.LOCK_EX, check), _held(self._machine, fcntl.LOCK_EX, check):
             yield
+
+
+class Share:
+    """One untimed stage's part of the machine; it can step aside for those who wait to have the machine alone."""
+
+    def __init__(self, turnstile: Path, machine: Path, check: Callable[[], None]) -> None:
+        self._turnstile, self._machine, self._check, self._fd = turnstile, machine, check, -1
+
+    def take(self) -> None:
+        with _held(self._turnstile, fcntl.LOCK_EX, self._check):
+            self._fd = _acquire(self._machine, fcntl.LOCK_SH, self._check)
+
+    def give_back(self) -> None:
+        if self._fd >= 0:
+            _release(self._fd)
+            self._fd = -1
+
+    def wanted(self) -> bool:
+        """Whether somebody waits to have the machine alone."""
+        fd = os.open(self._turnstile, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def step_aside(self) -> None:
+        """Let them go first; whoever calls this keeps no core busy meanwhile."""
+        self.give_back()
+        self.take()
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Some of the calls are judged, told to nobody in advance: of every stretch between two looks a quota, each pair with the chance
 missing / left (selection sampling, Knuth 1969, algorithm S), where the time that is left says how many pairs are to come: who
-burns the budget is judged in every call that still counts.
+burns the budget is judged in every call that still counts.  The chance never falls below quota / stretch, so a candidate that
+counts the judged calls by the gaps behind them gains nothing.
 Not here: the statistic (`timing`), when there is enough of it (`stopping`), fresh groups (`attempt`).
 """
 
@@ -57,14 +58,15 @@ class TimedStage:
         """Time pairs until there are so many, or the time is over."""
         start, first = time.monotonic(), len(pairs)
         missing = min(judged, until - first)
+        least = missing / (until - first)
         while self.right and len(pairs) < until:
             turn = self._turns.fill(self._trial)
             self._trial += 1
             pairs.append(self._pair(box, turn))
             done, now = len(pairs) - first, time.monotonic()
             left = min(until - len(pairs), (end - now) / (now - start) * done)
-            if self._rng.random() * (left + 1) < missing:
-                missing -= 1
+            if self._rng.random() < max(least, missing / max(left + 1, 1)):
+                missing = max(0, missing - 1)
                 self.right = self._turns.judge(turn)
             if now > end and (len(pairs) >= MIN_PAIRS or now > end + (_MOST_BUDGETS - 1) * self._config.time_budget_s):
                 break

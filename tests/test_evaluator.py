@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,55 @@ def test_cancelled_half_way(quick: Evaluator) -> None:
     assert seconds < 10
     assert len(processes("pkb-rank")) <= before.boxes
     assert quick.evaluate(of(GOOD)).correct
+
+
+SLOW = """import time
+import torch.distributed as dist
+def solution(tensor):
+    end = time.process_time() + 1.0
+    while time.process_time() < end:
+        pass
+    dist.all_reduce(out := tensor.clone())
+    return out
+"""
+
+
+@pytest.mark.parametrize(("text", "status"), [(HANGS, Status.TIMEOUT), (SLOW, Status.CORRECT)])
+def test_a_long_call_lets_timed_stages_go_first(quick: Evaluator, text: str, status: Status) -> None:
+    """Its group stands still meanwhile, and that time is not its own: it fails or succeeds as it would alone."""
+    alone: list[float] = []
+
+    def others() -> None:
+        start = time.monotonic()
+        while time.monotonic() - start < 4.0 and not over.is_set():
+            asked = time.monotonic()
+            with quick.machine().lock.alone(lambda: None):
+                alone.append(time.monotonic() - asked)
+                assert all(state_of(pid) in "tTZX" for pid in processes("pkb-rank") if pid not in before)
+                time.sleep(0.5)
+
+    quick.evaluate(of(GOOD))
+    before, over = set(processes("pkb-rank")), threading.Event()
+    with ThreadPoolExecutor(2) as threads:
+        verdict = threads.submit(quick.evaluate, of(text))
+        time.sleep(0.2)
+        waits = threads.submit(others)
+        found = verdict.result()
+        over.set()
+        waits.result()
+    assert found.status is status, found.message
+    assert len(alone) > 1
+    assert max(alone) < QUICK.call_deadline_s
+    if found.correct:
+        assert 900 < found.first_call_ms < 1e3 * QUICK.call_deadline_s  # type: ignore[operator]
+
+
+def state_of(pid: int) -> str:
+    """Of the kernel: T is stopped; X when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def test_cancelled_before_it_begins(quick: Evaluator) -> None:

@@ -199,3 +199,26 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 def test_the_folder_is_private(tmp_path: Path) -> None:
     MachineLock(tmp_path / "locks")
     assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_share_steps_aside_for_whoever_wants_to_be_alone(tmp_path: Path) -> None:
+    lock = MachineLock(tmp_path)
+    order: list[str] = []
+
+    def alone() -> None:
+        with lock.alone(patient):
+            order.append("alone")
+            time.sleep(0.1)
+            order.append("done")
+
+    with lock.shared(patient) as share:
+        assert not share.wanted()
+        waiting = threading.Thread(target=alone)
+        waiting.start()
+        while not share.wanted():
+            time.sleep(0.005)
+        share.step_aside()
+        order.append("shared again")
+        waiting.join()
+    assert order == ["alone", "done", "shared again"]
+    assert free(tmp_path, "alone")

@@ -72,8 +72,8 @@ def _serve(group: Group) -> None:
             group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
         elif body["cmd"] == "call":
             group.upstream.send(_call(group, body))
-        else:  # a library for a rank that has failed or finished meanwhile
-            group.built(body)
+        else:
+            group.heard(body)
 
 
 def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
     if trouble is not None:
         return hang.report(group, "call", trouble)
     group.pause()
-    stamps = [rank.finished_ns - start for rank in group.ranks if rank.finished_ns is not None]
+    stamps = [rank.finished_ns - start - group.held_ns + rank.late_ns() for rank in group.ranks if rank.finished_ns is not None]
     return {"event": "done", "ranks_ns": stamps, "plumbing_ns": [rank.page.plumbing_ns() for rank in group.ranks]}
 
 

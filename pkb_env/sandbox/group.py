@@ -41,7 +41,9 @@ class Group:
         self.compiling: set[int] = set()
         self._requests = 0
         self._notices = -1
-        self._stopped = False
+        self._stopped, self._held_at = False, 0
+        self.held_ns = 0
+        """How long the last order was held up for others."""
         adopt_orphans()
 
     def start(self, confine: Callable[[], None], rank_main: Callable[[int, Lines], None]) -> None:
@@ -73,7 +75,7 @@ class Group:
         for rank in self.ranks:
             rank.forget_done()
             rank.woken()
-        now = time.perf_counter_ns()
+        now, self.held_ns = time.perf_counter_ns(), 0
         for rank in self.ranks:
             rank.page.put(order)
         self.resume()
@@ -100,11 +102,11 @@ class Group:
             if self._failure_is_ripe():
                 return "failed"
             now = time.monotonic()
-            used += 0.0 if self.compiling else now - last
+            used += 0.0 if self.compiling or self._held_at else now - last
             last = now
             if used >= deadline_s:
                 return "deadline"
-            self._poll(min(deadline_s - used, _GRACE_S if any(r.failed for r in self.ranks) else 60.0))
+            self._poll(min(deadline_s - used, _GRACE_S if any(r.failed for r in self.ranks) else 60.0), finished)
 
     def _failure_is_ripe(self) -> bool:
         times = [rank.failed_at for rank in self.ranks if rank.failed_at is not None]
@@ -112,19 +114,24 @@ class Group:
             return False
         return all(rank.failed for rank in self.ranks) or time.monotonic() - min(times) > _GRACE_S
 
-    def _poll(self, seconds: float) -> None:
+    def _poll(self, seconds: float, finished: Callable[[], bool]) -> None:
+        """Handle what has come; once the order is finished, what else was said has to wait until the ranks are stopped."""
+        done = {rank.done: rank.read_done for rank in self.ranks if rank.done >= 0}
         handlers: dict[int, Callable[[], None]] = {self._notices: self._read_notices, self.upstream.fileno(): self._read_upstream}
         for rank in self.ranks:
-            if rank.done >= 0:
-                handlers[rank.done] = rank.read_done
             if not rank.closed:
                 handlers[rank.channel.fileno()] = partial(self._hear, rank)
             if rank.output >= 0:
                 handlers[rank.output] = partial(rank.read_output, self._output_chars)
         poller = select.poll()
-        for fd in handlers:
+        for fd in (*done, *handlers):
             poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(max(0.0, seconds * 1000) + 1):
+        came = [fd for fd, _ in poller.poll(max(0.0, seconds * 1000) + 1)]
+        for fd in [fd for fd in came if fd in done]:
+            done[fd]()
+        for fd in [fd for fd in came if fd in handlers]:
+            if finished():
+                return
             handlers[fd]()
 
     def _hear(self, rank: Rank) -> None:
@@ -133,9 +140,9 @@ class Group:
 
     def _obey(self, rank: Rank, body: Body) -> None:
         event = body.get("event")
-        if event == "hello":
-            return
-        if event == "ready":
+        if event == "hello" and not rank.greeted:
+            rank.greeted = True
+        elif event == "ready" and rank.ready is None:
             rank.ready = body
         elif event == "raised":
             rank.fail(raised={name: value[:_TOLD_CHARS] if isinstance(value, str) else value for name, value in body.items()
@@ -175,9 +182,31 @@ class Group:
 
     def _read_upstream(self) -> None:
         for message in self.upstream.pump():
-            if message.body.get("cmd") != "compiled":
-                raise ChannelClosed(f"asked for {message.body.get('cmd')!r} while an order is being carried out")
-            self.built(message.body)
+            self.heard(message.body)
+
+    def heard(self, body: Body) -> None:
+        """Obey what may be said at any time: a build is there, stand still for others, go on."""
+        cmd = body.get("cmd")
+        if cmd == "compiled":
+            self.built(body)
+        elif cmd == "hold":
+            if not self._stopped:
+                self.pause()
+                self._held_at = time.perf_counter_ns()
+            self.upstream.send({"event": "held"})
+        elif cmd == "go on":
+            self._go_on()
+        else:
+            raise ChannelClosed(f"asked for {cmd!r} while an order is being carried out")
+
+    def _go_on(self) -> None:
+        """End a hold; a group that stood still anyway stays so."""
+        if self._held_at:
+            self.held_ns += time.perf_counter_ns() - self._held_at
+            self._held_at = 0
+            for rank in self.ranks:
+                rank.woken()
+            self.resume()
 
     def built(self, body: Body) -> None:
         """Pass on what came of a build; the rank's clock runs again."""

@@ -31,6 +31,7 @@ class Rank:
     dump: int
     output: int
     pid: int | None = None
+    greeted: bool = False
     ready: Body | None = None
     finished_ns: int | None = None
     raised: Body | None = None
@@ -39,6 +40,7 @@ class Rank:
     failed_at: float | None = None
     printed: bytearray = field(default_factory=bytearray)
     closed: bool = False
+    done_at_cpu_ns: int | None = None
     stopped_at_cpu_ns: int | None = None
 
     @classmethod
@@ -136,7 +138,13 @@ class Rank:
         if not data:
             self.done = _closed(self.done)
         elif self.finished_ns is None:
-            self.finished_ns = now
+            self.finished_ns, self.done_at_cpu_ns = now, self.cpu_ns()
+
+    def late_ns(self) -> int:
+        """Processor time that it used between done and standing still: whatever it did there belongs to its call."""
+        if self.done_at_cpu_ns is None or self.stopped_at_cpu_ns is None:
+            return 0
+        return max(0, self.stopped_at_cpu_ns - self.done_at_cpu_ns)
 
     def forget_done(self) -> None:
         """Before an order: what the rank said earlier says nothing about it."""
