@@ -1,6 +1,6 @@
 """The plan of a timed stage: which side goes first, when the pairs are looked at, when there are enough of them.
 
-Looks come after 24, 48, 96, ... pairs; how many there could be is what `timing` divides its level by, so that a claim holds
+Looks come after 24, 36, 54, ... pairs, each half as many again; how many there could be is what `timing` divides its level by, so that a claim holds
 whatever made the stage stop.  At a look timing ends when the interval is narrow, or coarse but far from 1: a candidate that
 is clearly faster or slower is not worth hundreds of pairs.
 Not here: taking pairs and the clock (`timed`), interval and claim (`timing`).
@@ -21,12 +21,21 @@ large, and cost what is paid for, the lower end.  `tests/test_stopping.py -k coa
 
 def looks(most: int) -> int:
     """How often at most `most` pairs are looked at."""
-    return 1 + (max(0, most - 1) // FIRST_LOOK).bit_length()
+    return len(list(_looks(most)))
 
 
 def next_look(taken: int, most: int) -> int:
     """Number of pairs at the look after `taken` of at most `most` pairs."""
-    return min(most, FIRST_LOOK << (taken // FIRST_LOOK).bit_length())
+    return next((pairs for pairs in _looks(most) if pairs > taken), most)
+
+
+def _looks(most: int) -> Iterator[int]:
+    """Even numbers of pairs, so that blocks are whole, and `most`."""
+    pairs = FIRST_LOOK
+    while pairs < most:
+        yield pairs
+        pairs += pairs // 4 * 2
+    yield most
 
 
 def enough(pairs: Sequence[Pair], precision: float, most: int) -> bool:

@@ -1,6 +1,7 @@
 """The timed stage: adjacent pairs of calls in balanced random order on values never shown before, until they say enough.
 
-Some of the calls are judged, told to nobody in advance: of every stretch between two looks a quota, each pair with the chance
+Some of the calls are judged, told to nobody in advance: of every stretch between two looks a quota (of later ones half of it: to
+move the median in them takes more wrong calls than in the first), each pair with the chance
 missing / left (selection sampling, Knuth 1969, algorithm S), where the time that is left says how many pairs are to come: who
 burns the budget is judged in every call that still counts.  The chance never falls below quota / stretch, so a candidate that
 counts the judged calls by the gaps behind them gains nothing.
@@ -49,7 +50,8 @@ class TimedStage:
         self._stretch(box, [], _WARM_PAIRS, end, judged=0)
         pairs: list[Pair] = []
         while self.right:
-            self._stretch(box, pairs, stopping.next_look(len(pairs), most), end, self._config.judged_pairs)
+            quota = -(-self._config.judged_pairs // (2 if pairs else 1))
+            self._stretch(box, pairs, stopping.next_look(len(pairs), most), end, quota)
             if len(pairs) >= most or time.monotonic() >= end or stopping.enough(pairs, self._config.precision, most):
                 break
         return pairs

@@ -132,10 +132,10 @@ def test_the_order_inside_a_block_is_a_fair_coin_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("most", "wanted"), [
-    (1, [1]), (5, [5]), (24, [24]), (25, [24, 25]), (30, [24, 30]), (48, [24, 48]), (49, [24, 48, 49]),
-    (384, [24, 48, 96, 192, 384]), (400, [24, 48, 96, 192, 384, 400]),
+    (1, [1]), (5, [5]), (24, [24]), (25, [24, 25]), (30, [24, 30]), (36, [24, 36]), (37, [24, 36, 37]),
+    (384, [24, 36, 54, 80, 120, 180, 270, 384]), (405, [24, 36, 54, 80, 120, 180, 270, 404, 405]),
 ])  # fmt: skip
-def test_looks_double(most: int, wanted: list[int]) -> None:
+def test_looks_come_after_half_as_many_pairs_again(most: int, wanted: list[int]) -> None:
     found = [0]
     while found[-1] < most:
         found.append(next_look(found[-1], most))

@@ -123,8 +123,10 @@ def test_every_stretch_between_two_looks_is_judged(seed: int, monkeypatch: pytes
     script = Script(monkeypatch, candidate=noisy(1, 1), reference=noisy(1, 2))
     script.stage(CONFIG.model_copy(update={"pairs": 96, "precision": 1e-6}), seed).group(script.box())
     first = TIMED_FROM + 2
-    stretches = [(0, 24), (24, 48), (48, 96)]
-    assert [sum(first + a <= trial < first + b for trial in script.judged) for a, b in stretches] == [6, 6, 6]
+    stretches = [(0, 24), (24, 36), (36, 54), (54, 80), (80, 96)]
+    judged = [sum(first + a <= trial < first + b for trial in script.judged) for a, b in stretches]
+    assert judged[0] >= CONFIG.judged_pairs
+    assert all(found >= CONFIG.judged_pairs // 2 for found in judged[1:])
 
 
 def test_which_calls_are_judged_depends_on_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_which_calls_are_judged_depends_on_the_secret(monkeypatch: pytest.Monkey
 def test_who_burns_the_budget_is_judged_in_every_call_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch, candidate=steady(400), reference=steady(1))
     pairs = script.stage(CONFIG).group(script.box())
-    assert len(script.judged) == min(len(pairs), CONFIG.judged_pairs)
+    assert len(script.judged) >= min(len(pairs), CONFIG.judged_pairs)
 
 
 def test_a_wrong_timed_call_ends_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
