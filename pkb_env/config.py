@@ -21,7 +21,7 @@ class EvalConfig(BaseModel):
 
     trials: PositiveInt = Field(3, description="untimed calls on secret inputs, each judged on every rank")
     pairs: int = Field(384, ge=0, description="most timed pairs (candidate, reference) of a group; 0 measures no time")
-    time_budget_s: PositiveFloat = Field(2.5, description="most seconds spent on the timed pairs of a group")
+    time_budget_s: PositiveFloat = Field(1.5, description="most seconds spent on the timed pairs of a group")
     precision: PositiveFloat = Field(0.1, description="width of the speed-up's interval, relative, at which timing ends")
     judged_pairs: int = Field(6, ge=0, description="timed calls judged too, at random, before the first look; half as many later")
     load_deadline_s: PositiveFloat = Field(20.0, description="import of the candidate's module, compilers not counted")

@@ -10,6 +10,7 @@ Not here: what is compared with what (`judge`), status words.
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import sys
 import traceback
@@ -27,6 +28,8 @@ from pkb_env.sandbox.limits import close_all_but
 
 _START_DEADLINE_S = 120.0
 _SIZING = b"the trial that only measures sizes"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
+"""Of mallopt(3)."""
 _ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs")
 Body = dict[str, Any]
 
@@ -173,6 +176,8 @@ def _rank_main(config: Body, arenas: list[int], rank: int, lines: worker.Lines) 
 
 def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     worker.one_thread()
+    for limit in _MMAP_THRESHOLD, _TRIM_THRESHOLD:  # makers reuse their pages: a fresh page costs more than the values on it
+        ctypes.CDLL(None).mallopt(limit, _NEVER)
     state.page.enter("init")
     problem, size, dtype = _task(config)
     maps: list[wire.Arena] = []

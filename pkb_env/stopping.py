@@ -1,8 +1,8 @@
 """The plan of a timed stage: which side goes first, when the pairs are looked at, when there are enough of them.
 
-Looks come after 24, 36, 54, ... pairs, each half as many again; how many there could be is what `timing` divides its level by, so that a claim holds
-whatever made the stage stop.  At a look timing ends when the interval is narrow, or coarse but far from 1: a candidate that
-is clearly faster or slower is not worth hundreds of pairs.
+Looks come after 24, 36, 54, ... pairs, each half as many again; how many there could be is what `timing` divides its level by, so
+that a claim holds whatever made the stage stop.  At a look timing ends when the interval is narrow, or coarse but far from 1: a
+candidate that is clearly faster or slower is not worth hundreds of pairs.
 Not here: taking pairs and the clock (`timed`), interval and claim (`timing`).
 """
 
