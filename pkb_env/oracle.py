@@ -30,7 +30,8 @@ _START_DEADLINE_S = 120.0
 _SIZING = b"the trial that only measures sizes"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 """Of mallopt(3)."""
-_ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs")
+_ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs", "kept inputs")
+"""The last one no box ever sees."""
 Body = dict[str, Any]
 
 
@@ -70,7 +71,7 @@ class Twin:
             [wire.Arena(fd, config["slots"], self.capacities[kind % 2]) for fd in fds] for kind, fds in enumerate(arenas)
         ]
         self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
-        fds = [fd for kind in arenas for fd in kind]
+        fds = [fd for kind in arenas[:4] for fd in kind]
         sizes = {"in": self.capacities[0], "out": self.capacities[1], "bytes": sum(t["in"] + t["out"] for t in told)}
         group.upstream.send({"event": "ready", **sizes}, fds)
 
@@ -129,9 +130,8 @@ class Twin:
         return next((rank for rank, arena in ranks if last and not arena.holds(last["slot"], last["nonce"])), None)
 
     def _keep_inputs(self, slot: int, nonce: int) -> None:
-        """Copy what the makers have just put into a slot, before any call can change it."""
-        trees = [arena.read(slot, nonce) for arena in self.maps[0]]
-        self.pristine[slot] = [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in tree) for tree in trees]
+        """Views of what the makers have just put into a slot, where no call can change it."""
+        self.pristine[slot] = [arena.read(slot, nonce) for arena in self.maps[4]]
         self.prepared.pop(slot, None)
 
     def _prepared(self, body: Body) -> Any:
@@ -187,11 +187,11 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
 
     def fill(order: control.Order) -> None:
         inputs = make(order.secret, order.trial)
-        for arena in maps:
+        for arena in maps if order.trial % 2 else reversed(maps):  # what is written last is still in a cache
             arena.write(order.slot, order.nonce, inputs)
 
     def map_arenas(order: control.Order) -> None:
-        maps[:] = [wire.Arena(arenas[kind], config["slots"], order.nonce) for kind in (0, 2)]
+        maps[:] = [wire.Arena(arenas[kind], config["slots"], order.nonce) for kind in (0, 4, 2)]
 
     state.operations |= {control.MAP: map_arenas, control.FILL: fill}
     first = make(_SIZING, 0)

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import problems
@@ -26,6 +27,7 @@ from pkb_env.errors import HarnessError
 from pkb_env.sandbox.launcher import Zygote
 
 _START_S, _DEADLINE_S = 150.0, 60.0
+_FRESH_CALLS = 2 * SLOTS
 _T = TypeVar("_T")
 
 
@@ -46,14 +48,15 @@ class Oracle:
             path = {"path": [p or os.getcwd() for p in sys.path], "store": str(self._folder / "store"), "slots": SLOTS}
             self._send({**path, **vars(task)})
             self._new_reference = partial(Box, zygote, config, self._folder)
-            self._reference = self._new_reference()
+            self._reference, self._up, self._calls = self._new_reference(), False, 0
+            self._leaving: Thread | None = None
             undo.pop_all()
 
     def ready(self) -> Slots:
-        """The arenas for a candidate's box; waits until the group and the reference are up.
+        """The arenas for a candidate's box; waits until there are some, and lets the reference come up.
 
         Raises:
-            HarnessError: they do not come up.
+            HarnessError: the group does not come up.
         """
         if self._slots is None:
             body, self._fds = self._receive(_START_S)
@@ -63,20 +66,31 @@ class Oracle:
             self._load_reference(Slots(self._fds[:half], *sizes))
         return self._slots
 
+    @property
+    def worn(self) -> bool:
+        """Whether the reference has been called more often than a candidate that is about to be timed."""
+        return self._calls > _FRESH_CALLS
+
     def renew(self) -> None:
-        """Put the reference into a fresh group: where its memory and threads lie is part of its time.
+        """Let the reference come up in a fresh group, like a candidate's: an old one is some percent faster.
 
         Raises:
-            HarnessError: it does not come up.
+            HarnessError: it cannot be started.
         """
-        slots = self.ready()
-        self._reference.close()
-        self._reference = self._new_reference()
+        slots, old = self.ready(), self._reference
+        self._reference, self._up, self._calls = self._new_reference(), False, 0
         self._load_reference(replace(slots, fds=self._fds[: len(self._fds) // 2]))
+        self._let_go()
+        self._leaving = Thread(target=old.close, daemon=True)
+        self._leaving.start()
 
     def _load_reference(self, slots: Slots) -> None:
         self._reference.load(_reference_source(self.task), self.task, slots)
-        self._trusted(self._reference.await_ready)
+
+    def _let_go(self) -> None:
+        """Wait until the group before has ended."""
+        if self._leaving is not None:
+            self._leaving.join()
 
     def ask(self, command: str, **details: Any) -> Body:
         """Give an order (`begin`, `fill`, `prepare`, `judge`, `summary`) and wait for its answer.
@@ -94,6 +108,10 @@ class Oracle:
         Raises:
             HarnessError: the reference failed.
         """
+        if not self._up:
+            self._trusted(self._reference.await_ready)
+            self._up = True
+        self._calls += 1
         return self._trusted(lambda: self._reference.call(slot, nonce))
 
     def channels(self) -> tuple[Channel, Channel]:
@@ -122,6 +140,7 @@ class Oracle:
         return message.body, message.fds
 
     def close(self) -> None:
+        self._let_go()
         self._reference.close()
         hang_up(self.channel)
         for fd in self._fds:

@@ -23,9 +23,11 @@ class OraclePool:
 
     @contextmanager
     def taken(self, task: Task, cancellation: Cancellation) -> Iterator[Oracle]:
-        """A group for this task alone; it goes back unless the block raises."""
+        """A group for this task alone, its reference as fresh as a candidate; it goes back unless the block raises."""
         oracle = self._take(task)
         try:
+            if oracle.worn:
+                oracle.renew()
             with cancellation.watching(*oracle.channels()):
                 yield oracle
         except BaseException:
