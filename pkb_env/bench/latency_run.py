@@ -73,6 +73,7 @@ def _command(submission: Submission, config: EvalConfig) -> Verdict:
     s = submission
     where = ["--backend", s.backend, "--world-size", str(s.world_size), "--size", s.size]
     counts = ["--trials", str(config.trials), "--pairs", str(config.pairs), "--time-budget", str(config.time_budget_s)]
+    counts += ["--precision", str(config.precision)]
     command = [sys.executable, "-m", "pkb_env.cli", "eval", s.problem, "-", "--json", *where, *counts]
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(command, input=s.text, env=settings, capture_output=True, text=True, errors="replace", check=False)

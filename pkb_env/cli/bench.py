@@ -30,6 +30,7 @@ def null(
     world_size: WorldSize = 2,
     size: Size = "default",
     pairs: Pairs = None,
+    precision: session.Precision = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +46,8 @@ def null(
         from pkb_env.problem_set import fitting, problem_set
 
         found = fitting(problem_set(problem or "all"), world_size=world_size, size=size, profile="hardened")
-        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, bench_setting.config(pairs=pairs))
+        config = bench_setting.config(pairs=pairs, precision=precision)
+        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, config)
         notebook = Notebook(out, plan.setting())
         with bench_setting.told("null test", len(found) * readings - len(notebook.readings), quiet=as_json) as heard:
             take(plan, notebook, lambda reading: heard(_reading_line(reading)))
@@ -88,6 +90,7 @@ def latency(
     trials: Annotated[int, typer.Option("--trials", min=1, help="judged untimed calls, and pairs of launches")] = 5,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="warm and cached evaluations of each backend")] = 5,
     pairs: Pairs = None,
+    precision: session.Precision = None,
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="of a timed launch; the public number is 500")] = 500,
     calls: Annotated[int, typer.Option("--calls", min=0, help="its timed calls; public: 100; 0: no such launch")] = 100,
     with_load_inline: Annotated[bool, typer.Option("--with-load-inline", help="build a torch extension too: a minute")] = False,
@@ -106,7 +109,7 @@ def latency(
 
         (found,) = fitting([named(problem)], world_size=world_size, size=size, profile="hardened")
         sources = {name: texts.example(found.slug, name) for name in backend or ("torch", "cpp")}
-        config, ours = bench_setting.config(pairs=pairs, trials=trials), []
+        config, ours = bench_setting.config(pairs=pairs, precision=precision, trials=trials), []
         with bench_setting.told("latency", 0, quiet=as_json) as heard:
             for name, source in sources.items():
                 asked = Submission(source, found.slug, name, world_size, size=size)
@@ -139,6 +142,7 @@ def throughput(
     world_size: WorldSize = 2,
     size: Size = "default",
     pairs: Pairs = None,
+    precision: session.Precision = None,
     call_deadline: Annotated[float | None, typer.Option("--call-deadline", min=0.1, help="seconds of one call")] = None,
     out: Out = None,
     as_json: AsJson = False,
@@ -153,7 +157,7 @@ def throughput(
         (found,) = fitting([named(problem)], world_size=world_size, size=size, profile="hardened")
         shares = {"correct": correct, "wrong": wrong, "failing": failing, "hanging": hanging}
         mix = Mix(found.slug, counts(shares, candidates), backend, world_size, size)
-        config, runs = bench_setting.config(pairs=pairs, call_deadline_s=call_deadline), []
+        config, runs = bench_setting.config(pairs=pairs, precision=precision, call_deadline_s=call_deadline), []
         with bench_setting.told("throughput", 0, quiet=as_json) as heard:
             for number in _numbers(slots):
                 runs.append(measure(mix, config, number))

@@ -33,6 +33,7 @@ def evaluate(
     store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
     pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; 0 measures no time")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
+    precision: session.Precision = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")] = None,
     require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
@@ -43,7 +44,8 @@ def evaluate(
 
         scorer = _reward(reward)
         submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
-        config = _config(pairs=pairs, trials=trials, time_budget_s=time_budget, require_walls=tuple(require_wall or ()))
+        counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget}
+        config = _config(**counts, require_walls=tuple(require_wall or ()))
         with session.progress(f"evaluating {problem}: {backend}, {world_size} ranks, size {size} ...", quiet=as_json):
             verdict, stored_id = _run(submission, config, store)
         _print(verdict, scorer, stored_id, as_json=as_json)

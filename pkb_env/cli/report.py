@@ -82,7 +82,9 @@ def _show_times(console: Console, verdict: Verdict) -> None:
         return
     proof = "proven" if verdict.faster else "not proven"
     interval = f"[{verdict.speedup_low:.2f}, {verdict.speedup_high:.2f}]"
+    groups = "" if verdict.groups < 2 else f" in {verdict.groups} fresh groups"
     speed = f"[bold]speed-up {verdict.speedup:.2f}x[/bold] {escape(interval)} (95 %), faster than the reference: {proof}"
+    speed += f"  ({verdict.pairs} pairs{groups})"
     console.print(speed, highlight=False)
     times = [f"candidate {verdict.time_ms:.4g} ms", *(f"{name} {ms:.4g} ms" for name, ms in verdict.baselines.items())]
     times += [f"first call {verdict.first_call_ms:.4g} ms"] if verdict.first_call_ms is not None else []

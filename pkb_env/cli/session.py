@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pkb_env.store import Store
     from rewards.verdict import Verdict
 
+Precision = Annotated[float | None, typer.Option("--precision", min=1e-6, help="relative width of the interval that ends timing")]
 CORRECT, NOT_CORRECT, FAILED, INTERRUPTED = 0, 1, 2, 130
 _PIPE_COLUMNS = 160
 _REFRESHES_PER_S = 2
