@@ -220,4 +220,4 @@ def _cache_hot(call_bytes: int) -> tuple[str, ...]:
     turns, cache = SLOTS * call_bytes, hardware.last_level_cache()
     if not cache or turns > _COLD * cache:
         return ()
-    return (f"cache-hot: arguments take turns through {turns / 2**20:.3g} MiB, the cache holds {cache / 2**20:.3g} MiB",)
+    return (f"cache-hot: calls take turns through {turns / 2**20:.3g} MiB, less than {_COLD}x a cache of {cache / 2**20:.3g} MiB",)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -20,10 +22,10 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trials: PositiveInt = Field(3, description="untimed calls on secret inputs, each judged on every rank")
-    pairs: int = Field(384, ge=0, description="most timed pairs (candidate, reference) of a group; 0 measures no time")
+    pairs: int = Field(384, ge=0, description="most timed pairs of a group, at least 5; 0 measures no time")
     time_budget_s: PositiveFloat = Field(1.5, description="most seconds spent on the timed pairs of a group")
-    precision: PositiveFloat = Field(0.1, description="width of the speed-up's interval, relative, at which timing ends")
-    judged_pairs: int = Field(6, ge=0, description="timed calls judged too, at random, before the first look; half as many later")
+    precision: PositiveFloat = Field(0.1, description="relative width of the interval, high/low - 1, at which timing ends")
+    judged_pairs: int = Field(6, ge=0, description="timed calls judged too, before the first look; half as many later")
     load_deadline_s: PositiveFloat = Field(20.0, description="import of the candidate's module, compilers not counted")
     call_deadline_s: PositiveFloat = Field(10.0, description="one call of `solution`, slowest rank")
     compile_deadline_s: PositiveFloat = Field(60.0, description="one compiler run of a plain C++ source")
@@ -38,3 +40,8 @@ class EvalConfig(BaseModel):
     retries: int = Field(1, ge=0, le=2, description="how often an evaluation is repeated when the harness failed")
     require_walls: tuple[str, ...] = Field((), description="refuse to run when one of these walls does not hold here")
     keep_open: tuple[str, ...] = Field((), description="walls switched off on purpose; for tests of the walls only")
+
+    @classmethod
+    def of(cls, given: EvalConfig | Mapping[str, Any] | None) -> EvalConfig:
+        """Settings as they may be given: the object, a mapping, or None for the defaults."""
+        return given if isinstance(given, EvalConfig) else cls(**(given or {}))

@@ -37,7 +37,7 @@ MAX_REWARD = 1e6
 """Bound of the rewards and speed-ups shown in observations."""
 
 
-def open_evaluator(evaluator: Evaluates | str | None, config: Mapping[str, Any] | None) -> Evaluates:
+def open_evaluator(evaluator: Evaluates | str | None, config: Mapping[str, Any] | EvalConfig | None) -> Evaluates:
     """The evaluator that an argument names: None is this machine, `recorded:PATH` a store.
 
     Raises:
@@ -46,7 +46,7 @@ def open_evaluator(evaluator: Evaluates | str | None, config: Mapping[str, Any] 
     if evaluator is None:
         from pkb_env.evaluator import Evaluator  # noqa: PLC0415  starts processes, so only when one is needed
 
-        return Evaluator(EvalConfig(**(config or {})))
+        return Evaluator(EvalConfig.of(config))
     if not isinstance(evaluator, str):
         return evaluator
     if not evaluator.startswith("recorded:"):
@@ -90,7 +90,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         max_turns: int = 1,
         reward: str | Path | Reward = "default",
         evaluator: Evaluates | str | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | EvalConfig | None = None,
         render_mode: str | None = None,
     ) -> None:
         if max_turns < 1:
@@ -99,7 +99,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         self._problems = fitting(problem_set(problem), world_size=world_size, size=size, profile=profile)
         self._settings = Submission("", "", backend, world_size, topology, profile, size)
         self._reward = reward if callable(reward) else _reward(reward)
-        self._config = EvalConfig(**(config or {}))
+        self._config = EvalConfig.of(config)
         if isinstance(evaluator, str):
             open_evaluator(evaluator, config).close()  # an unknown one, or a missing store, is said now
         self._given, self._evaluator = evaluator, None if evaluator is None or isinstance(evaluator, str) else evaluator

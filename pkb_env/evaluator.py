@@ -12,11 +12,11 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from pkb_env import backends, hardware
 from pkb_env.assembly import Case
@@ -50,8 +50,8 @@ class Evaluator:
         ...     verdict = evaluator.evaluate(Submission(text, problem="allreduce", backend="cpp"))
     """
 
-    def __init__(self, config: EvalConfig | None = None, store: Store | None = None) -> None:
-        self.config, self.store = config or EvalConfig(), store
+    def __init__(self, config: EvalConfig | Mapping[str, Any] | None = None, store: Store | None = None) -> None:
+        self.config, self.store = EvalConfig.of(config), store
         self._slots = threading.BoundedSemaphore(self.config.slots or max(1, hardware.cores() // 2))
         self._lock = threading.Lock()
         self._machine: Machine | None = None

@@ -68,7 +68,14 @@ def read(text: str) -> Candidate:
         raise InvalidSource("the text holds no code: send one ```python block that defines `solution`")
     if _size(source) > MAX_SOURCE_BYTES:
         raise InvalidSource(f"the source has {_size(source)} bytes, at most {MAX_SOURCE_BYTES} are allowed")
-    _require_one_solution(parse(source))
+    try:
+        tree = parse(source)
+    except InvalidSource as error:
+        if _blocks(text) or "def solution" in source:
+            raise
+        why = f"the text has no ```python block, and is not Python itself ({error})"
+        raise InvalidSource(f"{why}: send one ```python block that defines `solution`", line=error.line) from None
+    _require_one_solution(tree)
     return Candidate(source)
 
 

@@ -49,13 +49,13 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
         num_envs: int = 1,
         *,
         evaluator: Evaluates | str | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | EvalConfig | None = None,
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
         if num_envs < 1:
             raise UsageError(f"num_envs={num_envs} leaves no episode; wanted 1 or more")
-        self._config = EvalConfig(**(config or {})).model_dump()
+        self._config = EvalConfig.of(config).model_dump()
         self._given, self._evaluator = evaluator, None if evaluator is None or isinstance(evaluator, str) else evaluator
         self._envs = [ParallelKernelEnv(config=config, render_mode=render_mode, **settings) for _ in range(num_envs)]
         self.num_envs, self.render_mode = num_envs, render_mode

@@ -97,7 +97,7 @@ def _advice(name: str, candidates: list[str]) -> str:
     known = names()
     guess = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {guess[0]!r}?" if guess else ""
-    return f"there is no problem {name!r}{hint} There are: {', '.join(known)}"
+    return f"there is no problem {name!r}{hint or '.'} There are: {', '.join(known)}"
 
 
 def _reachable(tree: ast.Module, root: str) -> list[ast.stmt]:

@@ -62,7 +62,10 @@ def null(console: Console, summaries: Sequence[Summary], told: dict[str, Any]) -
 
 _NULL_LEGEND = """
 others' load: cores busy with what others do; 95 % band: 2.5 % of the speed-ups lie below, 2.5 % above; low: median of the
-intervals' lower ends; at most: bound of the share of false claims at 95 % confidence; s: median of one reading; waiting: of it"""
+intervals' lower ends, which are paid and charge the candidate for handing over its outputs; at most: bound of the share of false claims
+at 95 % confidence, which says little after few readings; s: median of one reading; waiting: of it"""
+_LATENCY_LEGEND = """cold: the first evaluation, nothing compiled before; warm: a source never seen; cached: its library is there, the verdict is not;
+command: a whole `pkb eval`, Python's start included"""
 
 
 def latency(console: Console, rows: Sequence[Row], public: Baseline, launches: Sequence[Launch], told: dict[str, Any]) -> None:
@@ -79,6 +82,7 @@ def latency(console: Console, rows: Sequence[Row], public: Baseline, launches: S
             _times(row.ratio_compiled), f"{row.peak_memory_bytes / 2**20:.0f} MiB",
         )  # fmt: skip
     console.print(table)
+    console.print(_LATENCY_LEGEND, highlight=False, soft_wrap=True)
     _stages(console, rows)
     _public(console, public, launches, way)
 

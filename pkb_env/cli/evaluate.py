@@ -31,7 +31,7 @@ def evaluate(
     topology: Annotated[str, typer.Option("--topology", help="where the ranks live: cpu")] = "cpu",
     reward: Annotated[str, typer.Option("--reward", "-r", help="a preset, or a TOML file")] = "default",
     store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
-    pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; 0 measures no time")] = None,
+    pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs, at least 5; 0: no time")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
     precision: session.Precision = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")] = None,

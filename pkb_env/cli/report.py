@@ -17,6 +17,8 @@ from rewards.score import Score
 from rewards.verdict import RankReport, Status, Verdict
 
 _COLOURS = {Status.CORRECT: "bold green", Status.INFRA: "bold magenta"}
+_ENOUGH = 7
+"""From so many pairs on the range of their ratios holds the median at the promised level."""
 
 
 def as_json(verdict: Verdict, score: Score, reward: str, stored_id: int | None = None) -> dict[str, Any]:
@@ -40,8 +42,8 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for finding in verdict.findings:
         console.print(escape(f"{finding.severity}: line {finding.line}: {finding.message} ({finding.rule})"), highlight=False)
     for label, parts in (("notes", verdict.notes), ("walls", verdict.walls), ("mechanisms", verdict.mechanisms)):
-        if parts:
-            console.print(f"{label:<10} {', '.join(parts)}", highlight=False)
+        for place, part in enumerate(parts if label == "notes" else [", ".join(parts)] if parts else []):
+            console.print(f"{'' if place else label:<10} {part}", highlight=False)
     if verdict.stage_s:
         stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.stage_s.items())
         console.print(f"seconds    {stages}", highlight=False)
@@ -54,12 +56,14 @@ def show_score(console: Console, score: Score, reward: str) -> None:
         return
     console.print(f"[bold]reward {reward}: {score.total:.3f}[/bold]", highlight=False)
     for term in score.terms:
-        console.print(f"  {term.name:<14} {_number(term.score, '.3f')} x {term.weight:g}", highlight=False)
+        scored = "not counted: no usable times" if term.score is None else f"{term.score:.3f} x {term.weight:g}"
+        console.print(f"  {term.name:<14} {scored}", highlight=False)
 
 
 def _headline(verdict: Verdict) -> str:
+    ranks = "1 rank" if verdict.world_size == 1 else f"{verdict.world_size} ranks"
     return (
-        f"{verdict.problem}, backend {verdict.backend}, {verdict.world_size} ranks on {verdict.topology}, size {verdict.size}"
+        f"{verdict.problem}, backend {verdict.backend}, {ranks} on {verdict.topology}, size {verdict.size}"
         f" ({verdict.profile}), {verdict.dtype}, {verdict.passed:.0%} of the comparisons hold; decided at: {verdict.stage}"
     )
 
@@ -81,16 +85,17 @@ def _show_times(console: Console, verdict: Verdict) -> None:
     if verdict.time_ms is None or verdict.speedup is None:
         return
     proof = "proven" if verdict.faster else "not proven"
-    interval = f"[{verdict.speedup_low:.2f}, {verdict.speedup_high:.2f}]"
+    interval = f"[{verdict.speedup_low:.3g}, {verdict.speedup_high:.3g}]"
+    level = "95 %" if verdict.pairs >= _ENOUGH else "their range"
     groups = "" if verdict.groups < 2 else f" in {verdict.groups} fresh groups"
-    speed = f"[bold]speed-up {verdict.speedup:.2f}x[/bold] {escape(interval)} (95 %), faster than the reference: {proof}"
-    speed += f"  ({verdict.pairs} pairs{groups})"
+    speed = f"[bold]speed-up {verdict.speedup:.3g}x[/bold] {escape(interval)} ({level}, {verdict.pairs} pairs{groups})"
+    speed += f"; faster than the reference: {proof}"
     console.print(speed, highlight=False)
     times = [f"candidate {verdict.time_ms:.4g} ms", *(f"{name} {ms:.4g} ms" for name, ms in verdict.baselines.items())]
     times += [f"first call {verdict.first_call_ms:.4g} ms"] if verdict.first_call_ms is not None else []
     times += [f"skew {verdict.skew:.0%}"] if verdict.skew is not None else []
     times += [f"bound {verdict.bound_ms:.3g} ms"] if verdict.bound_ms is not None else []
-    console.print(f"times      {', '.join(times)}", highlight=False)
+    console.print(f"times      {', '.join(times)} (medians of single calls)", highlight=False)
     if not verdict.comparable:
         console.print("           not comparable with other verdicts, and no speed is paid", highlight=False)
 
