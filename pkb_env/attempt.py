@@ -17,6 +17,7 @@ from typing import Any
 
 from pkb_env import hardware, outcome, stopping, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
+from pkb_env.broker import Builds
 from pkb_env.cancellation import Cancellation
 from pkb_env.load import Others, disturbing
 from pkb_env.locks import Share
@@ -104,7 +105,6 @@ class Attempt:
             oracle, turns, box, ready = self._start(groups, share)
             with self._stage("run"):
                 right = all(self._judged_call(box, turns, trial, ready) for trial in range(machine.config.trials))
-            box.share = None
         speed = None
         if right and job.timed and machine.config.pairs:
             right, speed = self._alone(box, oracle, turns)
@@ -126,19 +126,20 @@ class Attempt:
                 oracle.ask("begin")
             turns = Turns(oracle, job.secret)
             with self._stage("load"), ThreadPoolExecutor(1) as beside:
-                box = self._open(groups, oracle, share)
+                box = self._open(groups, oracle)
                 ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
+                box.share, box.quiet = share, lambda: ahead.done() and not any(build.is_alive() for build in builds)
                 box.await_ready()
                 return oracle, turns, box, ahead.result()
         finally:
             for build in builds:
                 build.join()
 
-    def _open(self, groups: ExitStack, oracle: Oracle, share: Share | None = None) -> Box:
-        """A box that loads the candidate; with a share it lets timed stages go first."""
+    def _open(self, groups: ExitStack, oracle: Oracle, builds: Builds = Builds.SHARED) -> Box:
+        """A box that loads the candidate."""
         job, machine = self.job, self.machine
         box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
-        box.share = share
+        box.builds = builds
         groups.enter_context(self._opened(box))
         box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
         return box
@@ -171,9 +172,7 @@ class Attempt:
         """One group; a narrow claim is repeated in fresh ones, of the candidate and of the reference."""
         config, rng = self.machine.config, random.Random(self.job.secret)  # noqa: S311  an order, not a secret
         stage, looks = TimedStage(config, oracle, turns, rng), stopping.looks(config.pairs)
-        with Others(self.machine.zygote.pid) as others:
-            groups = [stage.group(box)]
-        self._others = others.cores
+        groups = [self._group(stage, box, oracle)]
         if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
             groups += [self._again(stage, oracle) for _ in range(_MORE_GROUPS) if stage.right]
         return stage.right, timing.pool(groups, looks) if stage.right else None
@@ -182,12 +181,17 @@ class Attempt:
         with ExitStack() as groups:
             oracle.renew()
             groups.enter_context(self.job.cancellation.watching(*oracle.channels()))
-            box = self._open(groups, oracle)
+            box = self._open(groups, oracle, builds=Builds.ALONE)
             box.await_ready()
-            with Others(self.machine.zygote.pid) as others:
-                pairs = stage.group(box, _SHARE_OF_MORE)
-            self._others = max(self._others, others.cores)
-            return pairs
+            return self._group(stage, box, oracle, _SHARE_OF_MORE)
+
+    def _group(self, stage: TimedStage, box: Box, oracle: Oracle, share: float = 1.0) -> list[timing.Pair]:
+        """Time one group, and see what others do meanwhile; no compiler runs for it now."""
+        box.share, box.builds = None, Builds.NONE
+        with Others([c.peer for c in (box.channel, *oracle.channels()) if c.peer]) as others:
+            pairs = stage.group(box, share)
+        self._others = max(self._others, others.cores)
+        return pairs
 
     def _result(self, summary: dict[str, Any], peaks: list[int | None], speed: timing.Speed | None) -> Result:
         reports = [RankReport(**r | {"index": tuple(r["index"]) if r["index"] else None}) for r in summary["ranks"]]
@@ -220,4 +224,4 @@ def _cache_hot(call_bytes: int) -> tuple[str, ...]:
     turns, cache = SLOTS * call_bytes, hardware.last_level_cache()
     if not cache or turns > _COLD * cache:
         return ()
-    return (f"cache-hot: calls take turns through {turns / 2**20:.3g} MiB, less than {_COLD}x a cache of {cache / 2**20:.3g} MiB",)
+    return (f"cache-hot: calls take turns through {turns / 2**20:.3g} MiB, under {_COLD}x a cache of {cache / 2**20:.3g} MiB",)

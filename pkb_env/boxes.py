@@ -18,6 +18,7 @@ from typing import Any
 import problems
 from pkb_env import hardware
 from pkb_env.box.channel import ChannelClosed, ChannelViolation
+from pkb_env.broker import Builds
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
@@ -91,13 +92,16 @@ class Box:
     """Ranks inside their walls, running one source: a candidate's, or the reference's."""
 
     def __init__(
-        self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[[Body, Path], Body] | None = None
+        self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[..., Body] | None = None
     ) -> None:
         self._config, self._build, self._build_s = config, build, 0.0
         self._building: set[threading.Thread] = set()
-        self._held = False
+        self._held = self._closed = False
         self.share: Share | None = None
         """Given up for a while when a call or an import takes long and others wait for the machine: the group stands still."""
+        self.quiet: Callable[[], bool] = lambda: True
+        """Whether nothing else works for this box."""
+        self.builds = Builds.SHARED
         self._sending, self._trouble = threading.Lock(), None  # type: tuple[threading.Lock, HarnessError | None]
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
         self._zygote = zygote
@@ -149,7 +153,8 @@ class Box:
         return list(self._receive("memory", SLACK_S)["bytes"])
 
     def close(self) -> None:
-        """End the group and wait until it has ended."""
+        """End the group and wait until it has ended; builds for it end too."""
+        self._closed = True
         hang_up(self.channel)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -175,7 +180,7 @@ class Box:
             return {"error": f"no more builds: {self._build_s:.0f} s went into them already", "reason": "deadline"}
         start = time.monotonic()
         try:
-            return self._build(request, self.folder / "lib")
+            return self._build(request, self.folder / "lib", self.builds, lambda: not self._closed)
         finally:
             self._build_s += time.monotonic() - start
 
@@ -192,7 +197,7 @@ class Box:
             if self._trouble is not None:
                 raise self._trouble
             if body["event"] == "held":
-                self._step_aside()
+                self._step_aside(standing=body["standing"])
             elif body["event"] == "compile":
                 self._begin_build(body["rank"], body["request"])
             elif body["event"] == "failed":
@@ -204,12 +209,16 @@ class Box:
             else:
                 raise HarnessError(f"the supervisor of the box sent {body['event']!r}, wanted {wanted!r}")
 
-    def _step_aside(self) -> None:
-        """The group stands still, or had just answered: others first, then it may go on."""
+    def _step_aside(self, *, standing: bool) -> None:
+        """Others first, then the group may go on; one that had just answered waits for its next order anyway."""
         self._held = False
-        if self.share is not None:
-            self.share.step_aside()
-        self._send({"cmd": "go on"})
+        if standing:
+            if self.share is not None and self._alone_in_its_work():
+                self.share.step_aside()
+            self._send({"cmd": "go on"})
+
+    def _alone_in_its_work(self) -> bool:
+        return not self._building and self.quiet()
 
     def _next(self, deadline_s: float) -> Body:
         left = deadline_s + SLACK_S
@@ -220,7 +229,7 @@ class Box:
                 left -= 0.0 if self._building else _PATIENCE_S
                 if left <= 0:
                     raise HarnessError(f"the supervisor of the box is gone: {error}") from None
-                if self.share is not None and not self._held and self.share.wanted():
+                if self.share is not None and not self._held and self._alone_in_its_work() and self.share.wanted():
                     self._held = True
                     self._send({"cmd": "hold"})
             except (ChannelClosed, ChannelViolation) as error:

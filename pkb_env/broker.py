@@ -2,7 +2,7 @@
 
 The compiler runs in a compile box of its own; what it made is kept in a cache keyed by source, flags and compiler, and
 linked into the folder that the asking box can read.
-Not here: the command lines (`toolchain`), the compile box (`sandbox.compile_box`).
+Not here: reading a request (`build_order`), the command lines (`toolchain`), the compile box (`sandbox.compile_box`).
 """
 
 from __future__ import annotations
@@ -13,69 +13,29 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 from pkb_env import hardware
-from pkb_env.box.channel import ChannelClosed
+from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.build_order import Order
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
-from pkb_env.native_text import findings_in
+from pkb_env.locks import MachineLock
 from pkb_env.sandbox.launcher import Zygote
-from pkb_env.submission import MAX_SOURCE_BYTES
-from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, bind_functions, check_flags
+from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, check_flags
 
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 64 << 20
 _MOST_PREFETCHED = 4
 _SLACK_S = 30.0
+_LOOK_UP_S = 0.1
 Body = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Order:
-    """A build, checked."""
-
-    kind: str
-    source: str
-    flags: tuple[str, ...]
-    name: str = ""
-    """Module name of an extension."""
-
-    @classmethod
-    def of(cls, request: Any) -> Order:
-        """Read a request; the box may have sent anything.
-
-        Raises:
-            FlagError: it is no request, or asks for what is not allowed.
-        """
-        if not isinstance(request, dict) or request.get("kind") not in ("cpp", "extension"):
-            raise FlagError(f"a build request must be of kind 'cpp' or 'extension', not {str(request)[:80]!r}")
-        flags = check_flags(_texts(request.get("flags"), "flags"))
-        if request["kind"] == "cpp":
-            return cls("cpp", _permitted(_texts([request.get("source")], "source")[0]), flags)
-        functions = request.get("functions")
-        if functions is not None and not (isinstance(functions, dict) and all(isinstance(v, str) for v in functions.values())):
-            raise FlagError(f"functions must map names to docstrings, not {str(functions)[:80]!r}")
-        source = bind_functions(_texts(request.get("cpp_sources"), "cpp_sources"), functions)
-        return cls("extension", _permitted(source), flags, str(request.get("name")))
-
-
-def _texts(value: Any, what: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise FlagError(f"{what} must be text, not {str(value)[:80]!r}")
-    return value
-
-
-def _permitted(source: str) -> str:
-    """The source, unless the screen forbids what is in it; here it also sees what was put together at run time."""
-    if len(source) > MAX_SOURCE_BYTES:
-        raise FlagError(f"a source of {len(source)} characters; at most {MAX_SOURCE_BYTES} are compiled")
-    for finding in findings_in(source):
-        if finding.severity == "forbid":
-            raise FlagError(f"{SOURCE_NAME}:{finding.line}: {finding.message}")
-    return source
+Wanted = list[Callable[[], bool]]
+"""Of everybody who asked for a build: whether it still waits."""
 
 
 @dataclass
@@ -88,16 +48,28 @@ class Counters:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+class Builds(Enum):
+    """When a compiler may run for a box."""
+
+    SHARED = auto()
+    """While nobody has the machine alone."""
+    ALONE = auto()
+    """At any time: the box itself has the machine alone, and is being loaded."""
+    NONE = auto()
+    """Not at all: its calls are being timed.  What is in the cache is there."""
+
+
 class Broker:
     """Thread-safe; the prepared toolchain is made at the first build."""
 
-    def __init__(self, zygote: Zygote, config: EvalConfig, root: Path | None = None) -> None:
-        self._zygote, self._config = zygote, config
+    def __init__(self, zygote: Zygote, config: EvalConfig, root: Path | None = None, lock: MachineLock | None = None) -> None:
+        self._zygote, self._config, self._machine = zygote, config, lock or MachineLock()
         self._root = root or cache_dir()
         self._builds = self._root / "builds"
         self._lock = threading.Lock()
         self._running_compilers = threading.BoundedSemaphore(max(1, hardware.cores()))
         self._running: dict[str, Future[Body]] = {}
+        self._wanted: dict[Future[Body], Wanted] = {}
         self._prepared: Prepared | None = None
         self.counters = Counters()
 
@@ -117,10 +89,16 @@ class Broker:
         """The compiler's name in records."""
         return self.prepared().toolchain.version
 
-    def build(self, request: Any, folder: Path) -> Body:
-        """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}."""
+    def build(
+        self, request: Any, folder: Path, builds: Builds = Builds.SHARED, wanted: Callable[[], bool] = lambda: True
+    ) -> Body:
+        """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}.
+
+        Raises:
+            HarnessError: the compile box is gone, or nobody who asked wants the library any more.
+        """
         try:
-            reply = self._once(Order.of(request))
+            reply = self._once(Order.of(request), builds, wanted)
         except FlagError as error:
             return {"error": str(error), "reason": "flags"}
         if "path" not in reply:
@@ -140,40 +118,45 @@ class Broker:
 
     def _quietly(self, source: str, flags: tuple[str, ...]) -> None:
         with contextlib.suppress(FlagError, HarnessError):
-            self._once(Order("cpp", source, check_flags(flags)))
+            self._once(Order("cpp", source, check_flags(flags)), Builds.SHARED, lambda: True)
 
-    def _once(self, order: Order) -> Body:
+    def _once(self, order: Order, builds: Builds, wanted: Callable[[], bool]) -> Body:
         key = self.prepared().key(order.kind, order.source, (*order.flags, order.name))
         with self._lock:
             future = self._running.get(key)
             mine = future is None
             if future is None:
                 future = self._running[key] = Future()
+                self._wanted[future] = []
+            self._wanted[future].append(wanted)
         if not mine:
             return future.result()
         try:
-            future.set_result(self._cached_or_built(self._builds / f"{key}.so", order))
+            future.set_result(self._cached_or_built(self._builds / f"{key}.so", order, builds, self._wanted[future]))
         except BaseException as error:
             future.set_exception(error)
             raise
         finally:
             with self._lock:
-                del self._running[key]
+                del self._running[key], self._wanted[future]
         return future.result()
 
-    def _cached_or_built(self, done: Path, order: Order) -> Body:
+    def _cached_or_built(self, done: Path, order: Order, builds: Builds, wanted: Wanted) -> Body:
         if done.exists():
             with self.counters.lock:
                 self.counters.cached += 1
             return {"path": str(done)}
+        if builds is Builds.NONE:
+            return {"error": "no compiler runs while calls are timed: build at import or in the first call", "reason": "timed"}
         self._builds.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._builds))
         try:
-            return self._compile(folder, done, order)
+            with self._machine.compiling() if builds is Builds.SHARED else contextlib.nullcontext():
+                return self._compile(folder, done, order, wanted)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _compile(self, folder: Path, done: Path, order: Order) -> Body:
+    def _compile(self, folder: Path, done: Path, order: Order, wanted: Wanted) -> Body:
         start = time.monotonic()
         source, library, prepared = folder / SOURCE_NAME, folder / "candidate.so", self.prepared()
         source.write_text(order.source, encoding="utf-8", errors="replace")
@@ -184,7 +167,7 @@ class Broker:
             command = prepared.extension_command(source, library, order.name, order.flags)
             deadline = self._config.extension_deadline_s
         with self._running_compilers:
-            answer = self._run(folder, command, deadline)
+            answer = self._run(folder, command, deadline, wanted)
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start
@@ -197,7 +180,7 @@ class Broker:
         library.rename(done)
         return {"path": str(done)}
 
-    def _run(self, folder: Path, command: list[str], deadline_s: float) -> Body:
+    def _run(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted) -> Body:
         channel = self._zygote.spawn("compile")
         walls = [n for n, why_not in self._zygote.walls.items() if not why_not and n not in self._config.keep_open]
         prepared = self.prepared()
@@ -208,11 +191,22 @@ class Broker:
                 "folder": str(folder), "command": command, "deadline_s": deadline_s, "walls": walls, "read": read,
                 "environment": environment, "memory_bytes": _MEMORY_BYTES, "file_bytes": _FILE_BYTES,
             })  # fmt: skip
-            return channel.recv(deadline_s + _SLACK_S).body
+            return _answer(channel, deadline_s + _SLACK_S, wanted)
         except (ChannelClosed, TimeoutError) as error:
             raise HarnessError(f"the compile box is gone: {error}") from None
         finally:
             channel.close()
+
+
+def _answer(channel: Channel, seconds: float, wanted: Wanted) -> Body:
+    """What the compile box says; it ends when nobody wants to hear it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(TimeoutError):
+            return channel.recv(_LOOK_UP_S).body
+        if not any(wants() for wants in wanted):
+            raise ChannelClosed("nobody wants the library any more")
+    raise TimeoutError(f"no answer within {seconds:g} s")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -76,10 +77,10 @@ class Meter:
 
 
 class Others:
-    """Cores that neither this thread nor the processes below `root` keep busy while a `with` block runs; none may end in it."""
+    """Cores that neither this thread nor the processes at and below `roots` keep busy while a `with` block runs."""
 
-    def __init__(self, root: int) -> None:
-        self._root, self.cores = root, 0.0
+    def __init__(self, roots: Sequence[int]) -> None:
+        self._roots, self.cores = roots, 0.0
 
     def __enter__(self) -> Self:
         self._start, self._before = time.monotonic(), self._seconds()
@@ -89,7 +90,7 @@ class Others:
         self.cores = max(0.0, self._seconds() - self._before) / max(time.monotonic() - self._start, 1e-9)
 
     def _seconds(self) -> float:
-        ours = sum(_precise_seconds(pid) for pid in tree_seconds(self._root)) + time.thread_time()
+        ours = sum(_precise_seconds(pid) for root in self._roots for pid in tree_seconds(root)) + time.thread_time()
         return busy_seconds() - ours
 
 

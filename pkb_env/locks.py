@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pkb_env.errors import HarnessError
@@ -31,7 +31,7 @@ class MachineLock:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if root.stat().st_uid != os.getuid():
             raise HarnessError(f"{root} belongs to another user, so it cannot hold this user's locks: remove it or set TMPDIR")
-        self._turnstile, self._machine = root / "turnstile", root / "machine"
+        self._turnstile, self._machine, self._compilers = root / "turnstile", root / "machine", root / "compilers"
 
     @contextmanager
     def shared(self, check: Callable[[], None]) -> Iterator[Share]:
@@ -45,8 +45,17 @@ class MachineLock:
 
     @contextmanager
     def alone(self, check: Callable[[], None]) -> Iterator[None]:
-        """Hold the machine alone."""
-        with _held(self._turnstile, fcntl.LOCK_EX, check), _held(self._machine, fcntl.LOCK_EX, check):
+        """Hold the machine alone: no other stage, and no compiler that outlived the stage it ran for."""
+        ways = self._turnstile, self._machine, self._compilers
+        with ExitStack() as held:
+            for way in ways:
+                held.enter_context(_held(way, fcntl.LOCK_EX, check))
+            yield
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A compiler runs, for a stage that has its share."""
+        with _held(self._compilers, fcntl.LOCK_SH, lambda: None):
             yield
 
 

@@ -57,7 +57,9 @@ class Machine:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
             raise
-        return cls(config, zygote, Broker(zygote, config), OraclePool(zygote, folder, config), MachineLock(), folder, lock)
+        ways = MachineLock()
+        broker, pool = Broker(zygote, config, lock=ways), OraclePool(zygote, folder, config)
+        return cls(config, zygote, broker, pool, ways, folder, lock)
 
     @cached_property
     def peaks(self) -> Peaks:

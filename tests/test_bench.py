@@ -55,7 +55,7 @@ def reading(
 def test_a_null_summary_by_hand() -> None:
     speedups = [1.0 + (i - 50) / 1000 for i in range(101)]
     (every, quiet, *_) = null.summarise([reading(s, waited=0.5) for s in speedups])
-    assert (every.problem, every.load, every.readings, every.failed) == ("all", null.EVERY, 101, 0)
+    assert (every.problem, every.load, every.readings, every.failed) == ("allreduce", null.EVERY, 101, 0)
     assert (every.band_low, every.median, every.band_high) == pytest.approx((0.9525, 1.0, 1.0475))
     assert (every.least, every.most, every.low_median) == pytest.approx((0.95, 1.05, 0.9))
     assert (every.false_faster, every.false_beyond, every.beyond) == (0.0, 0.0, 0.0)
@@ -141,9 +141,9 @@ def test_others_are_whoever_is_not_below_the_root() -> None:
     """The busy process counts when the root is another one, and not when it is the root."""
     with subprocess.Popen([sys.executable, "-c", SPIN]) as busy, subprocess.Popen([sys.executable, "-c", IDLE]) as idle:
         time.sleep(0.2)
-        with Others(idle.pid) as others:
+        with Others([idle.pid]) as others:
             time.sleep(0.6)
-        with Others(busy.pid) as ours:
+        with Others([busy.pid]) as ours:
             time.sleep(0.6)
         busy.kill()
         idle.kill()

@@ -185,6 +185,51 @@ def test_a_long_call_lets_timed_stages_go_first(quick: Evaluator, text: str, sta
         assert 900 < found.first_call_ms < 1e3 * QUICK.call_deadline_s  # type: ignore[operator]
 
 
+SLOW_CPU = """import time
+import torch.distributed as dist
+def solution(tensor):
+    end = time.process_time() + 1.2
+    while time.process_time() < end:
+        pass
+    dist.all_reduce(out := tensor.clone())
+    return out
+"""
+
+
+def test_time_in_which_others_go_first_is_not_the_candidates(quick: Evaluator) -> None:
+    """Held for about as long as its deadline, it still has its own time."""
+    quick.evaluate(of(GOOD))
+    with ThreadPoolExecutor(1) as threads:
+        verdict = threads.submit(quick.evaluate, of(SLOW_CPU))
+        time.sleep(0.5)
+        with quick.machine().lock.alone(lambda: None):
+            time.sleep(QUICK.call_deadline_s)
+        found = verdict.result()
+    assert found.correct, found.message
+
+
+def test_a_build_that_nobody_waits_for_any_more_ends() -> None:
+    """A rank asks for a long build in a thread and exits: the compiler does not go on for a minute."""
+    function = "static int f%d() { std::vector<long> v(%d); std::sort(v.begin(), v.end()); return v[0]; }\\n"
+    source = f"""import os, threading, time
+from pkb_box import compile_cpp
+def build():
+    compile_cpp("// {os.urandom(8).hex()}\\n" + "".join("{function}" % (k, k) for k in range(2500)))
+threading.Thread(target=build, daemon=True).start()
+time.sleep(1)
+os._exit(3)
+def solution(tensor):
+    return tensor
+"""
+    with Evaluator(QUICK) as evaluator:
+        verdict = evaluator.evaluate(of(source))
+        assert verdict.status is Status.LOAD_ERROR, verdict.message
+        start = time.monotonic()
+        with evaluator.machine().lock.alone(lambda: None):
+            assert time.monotonic() - start < 5.0
+        assert processes("pkb-compile") == []
+
+
 def state_of(pid: int) -> str:
     """Of the kernel: T is stopped; X when it is gone."""
     try:

@@ -222,3 +222,28 @@ def test_a_share_steps_aside_for_whoever_wants_to_be_alone(tmp_path: Path) -> No
         waiting.join()
     assert order == ["alone", "done", "shared again"]
     assert free(tmp_path, "alone")
+
+
+def test_alone_waits_for_a_compiler_that_outlived_its_stage(tmp_path: Path) -> None:
+    lock = MachineLock(tmp_path)
+    with lock.compiling():
+        assert free(tmp_path, "shared")
+        assert not free(tmp_path, "alone")
+    assert free(tmp_path, "alone")
+
+
+def test_a_compiler_runs_beside_shares_and_not_beside_a_timed_stage(tmp_path: Path) -> None:
+    lock, ran = MachineLock(tmp_path), threading.Event()
+
+    def compile_now() -> None:
+        with lock.compiling():
+            ran.set()
+
+    with lock.shared(patient), lock.compiling():
+        pass
+    with lock.alone(patient):
+        compiler = threading.Thread(target=compile_now)
+        compiler.start()
+        assert not ran.wait(0.1)
+    assert ran.wait(5.0)
+    compiler.join()

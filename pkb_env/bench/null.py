@@ -90,7 +90,7 @@ def group(other_load: float) -> str:
 
 
 def summarise(readings: Sequence[Reading]) -> list[Summary]:
-    """All problems together if there are several, then each one; each of them at any load and in every group that has readings."""
+    """All problems together if there are several, then each one; each at any load and in every group that has readings."""
     problems = list(dict.fromkeys(r.problem for r in readings))
     wanted: list[tuple[str, Callable[[Reading], bool]]] = [("all", lambda _: True)] if len(problems) > 1 else []
     wanted += [(name, lambda r, name=name: r.problem == name) for name in problems]  # type: ignore[misc]

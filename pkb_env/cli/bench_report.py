@@ -62,9 +62,10 @@ def null(console: Console, summaries: Sequence[Summary], told: dict[str, Any]) -
 
 _NULL_LEGEND = """
 others' load: cores busy with what others do; 95 % band: 2.5 % of the speed-ups lie below, 2.5 % above; low: median of the
-intervals' lower ends, which are paid and charge the candidate for handing over its outputs; at most: bound of the share of false claims
-at 95 % confidence, which says little after few readings; s: median of one reading; waiting: of it"""
-_LATENCY_LEGEND = """cold: the first evaluation, nothing compiled before; warm: a source never seen; cached: its library is there, the verdict is not;
+intervals' lower ends, which are paid and charge the candidate for handing over its outputs; at most: bound of the share of
+false claims at 95 % confidence, which says little after few readings; s: median of one reading; waiting: of it"""
+_LATENCY_LEGEND = """
+cold: the first evaluation, nothing compiled before; warm: a source never seen; cached: its library is there, its verdict is not;
 command: a whole `pkb eval`, Python's start included"""
 
 

@@ -90,7 +90,7 @@ class Group:
         return all(rank.finished_ns is not None for rank in self.ranks)
 
     def wait(self, finished: Callable[[], bool], deadline_s: float) -> str | None:
-        """Wait until `finished`, a failure or the deadline; time in which a compiler works for the group does not count.
+        """Wait until `finished`, a failure or the deadline; while a compiler works for it or others go first no time counts.
 
         Returns:
             None when finished, else `failed` or `deadline`.
@@ -101,12 +101,13 @@ class Group:
                 return None
             if self._failure_is_ripe():
                 return "failed"
-            now = time.monotonic()
-            used += 0.0 if self.compiling or self._held_at else now - last
-            last = now
             if used >= deadline_s:
                 return "deadline"
+            own = not (self.compiling or self._held_at)  # as it is until something comes
             self._poll(min(deadline_s - used, _GRACE_S if any(r.failed for r in self.ranks) else 60.0), finished)
+            now = time.monotonic()
+            used += now - last if own else 0.0
+            last = now
 
     def _failure_is_ripe(self) -> bool:
         times = [rank.failed_at for rank in self.ranks if rank.failed_at is not None]
@@ -190,10 +191,11 @@ class Group:
         if cmd == "compiled":
             self.built(body)
         elif cmd == "hold":
-            if not self._stopped:
+            standing = not self._stopped
+            if standing:
                 self.pause()
                 self._held_at = time.perf_counter_ns()
-            self.upstream.send({"event": "held"})
+            self.upstream.send({"event": "held", "standing": standing})
         elif cmd == "go on":
             self._go_on()
         else:
