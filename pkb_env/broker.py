@@ -23,6 +23,7 @@ from typing import Any
 from pkb_env import hardware
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.build_order import Order
+from pkb_env.cancellation import hang_up
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError
 from pkb_env.locks import MachineLock
@@ -193,6 +194,7 @@ class Broker:
             })  # fmt: skip
             return _answer(channel, deadline_s + _SLACK_S, wanted)
         except (ChannelClosed, TimeoutError) as error:
+            hang_up(channel)
             raise HarnessError(f"the compile box is gone: {error}") from None
         finally:
             channel.close()

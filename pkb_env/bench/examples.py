@@ -17,7 +17,8 @@ COLUMNS = (
 _WORDS = frozenset({"problem", "backend", "faster?", "notes"})
 """Columns that are not set like numbers."""
 _LEGEND = """\
-- speed-up: the reference's time over the example's, from paired calls; interval: of the speed-up, 95 %
+- speed-up: the reference's time over the example's, from paired calls; interval: 95 %, its lower end
+  beside the reference without the handing over of its outputs (that end is paid)
 - faster?: whether the pairs prove it
 - time, reference: one call, slowest rank, median; its input and output included
 - bound: the least time in which this machine can move the bytes and do the operations that the problem needs (`pkb show`)
