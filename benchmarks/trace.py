@@ -1,7 +1,8 @@
 """Records paired times of a reference against a source through real boxes, by default against itself: a null.
 
-Every launch is a fresh candidate's box beside one oracle; its first pairs are left out as in an evaluation.  One file per
-problem, `FOLDER/LABEL_PROBLEM.npz`: `pairs` (n, 5) in ns, columns COLUMNS, `launch` (n,), strings `machine`, `harness`, `size`.
+Every launch is a fresh box of the candidate's beside a fresh one of the reference's; its first pairs are left out as in an
+evaluation.  One file per problem, `FOLDER/LABEL_PROBLEM.npz`: `pairs` (n, 5) in ns, columns COLUMNS, `launch` (n,), strings
+`machine`, `harness`, `size`.
 
     python benchmarks/trace.py FOLDER --label quiet
     python benchmarks/trace.py FOLDER --label quiet_cpp --problems allreduce --candidate examples/cpp_allreduce.py
@@ -48,6 +49,7 @@ def launch(machine: Machine, oracle: Oracle, source: str, count: int) -> np.ndar
     with ExitStack() as stack:
         box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
         stack.callback(box.close)
+        oracle.renew()
         box.load(source, oracle.task, oracle.ready(), str(machine.broker.prepared().native_library))
         box.await_ready()
         order = orders(random.Random())  # noqa: S311  an order, not a secret

@@ -215,7 +215,7 @@ def test_looking_often_without_paying_for_it_errs_more() -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_interval_holds_the_truth_after_stopping_early(source: str, effect: float) -> None:
     found = many(source, effect)
-    assert np.mean([s.low <= effect <= s.high for s in found]) >= 0.93
+    assert np.mean([s.low <= effect <= s.high for s in found]) > 0.917  # 95 %, less 3 standard errors of 400 runs
 
 
 @pytest.mark.parametrize("effect", [1.25, 2.0])
