@@ -33,10 +33,8 @@ from rewards.verdict import RankReport, Status
 
 _COLD = 3
 """Times the last-level cache: what is more than that comes from memory at each call."""
-_MORE_GROUPS = 2
-"""Fresh groups that repeat a narrow claim."""
 _SHARE_OF_MORE = 0.5
-"""Of the pairs and the time of the first group, for each of them."""
+"""Of the pairs and the time of the first group, for each fresh group that repeats a narrow claim."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class Attempt:
         stage, looks = TimedStage(config, oracle, turns, rng), stopping.looks(config.pairs)
         groups = [self._group(stage, box, oracle)]
         if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
-            groups += [self._again(stage, oracle) for _ in range(_MORE_GROUPS) if stage.right]
+            groups += [self._again(stage, oracle) for _ in range(timing.GROUPS - 1) if stage.right]
         return stage.right, timing.pool(groups, looks) if stage.right else None
 
     def _again(self, stage: TimedStage, oracle: Oracle) -> list[timing.Pair]:

@@ -46,11 +46,6 @@ class Zygote:
     def view(self) -> str:
         return str(self.folder) if self.folder else ""
 
-    @property
-    def pid(self) -> int:
-        """Process below which all others are; 0 before it is started."""
-        return self._process.pid if self._process else 0
-
     def ensure(self) -> None:
         """Start the zygote unless it runs.
 
