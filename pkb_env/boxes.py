@@ -91,9 +91,7 @@ class BoxFailed(Exception):
 class Box:
     """Ranks inside their walls, running one source: a candidate's, or the reference's."""
 
-    def __init__(
-        self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[..., Body] | None = None
-    ) -> None:
+    def __init__(self, zygote: Zygote, config: EvalConfig, parent: Path, build: Callable[..., Body] | None = None) -> None:
         self._config, self._build, self._build_s = config, build, 0.0
         self._building: set[threading.Thread] = set()
         self._held = self._closed = False

@@ -78,11 +78,11 @@ class Oracle:
             HarnessError: it cannot be started.
         """
         slots, old = self.ready(), self._reference
-        self._reference, self._up, self._calls = self._new_reference(), False, 0
-        self._load_reference(replace(slots, fds=self._fds[: len(self._fds) // 2]))
         self._let_go()
+        self._reference, self._up, self._calls = self._new_reference(), False, 0
         self._leaving = Thread(target=old.close, daemon=True)
         self._leaving.start()
+        self._load_reference(replace(slots, fds=self._fds[: len(self._fds) // 2]))
 
     def _load_reference(self, slots: Slots) -> None:
         self._reference.load(_reference_source(self.task), self.task, slots)

@@ -168,7 +168,7 @@ def test_exit_text(code: int | None, text: str) -> None:
 @pytest.mark.parametrize(("came", "shown"), [
     ("cannot open /home/u/.cache/pkb/runs/run-x/box-y/scratch/store", "cannot open .../store"),
     ('File "/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 3', 'File ".../functional.py", line 3'),
-    ("/work/a/b.cpp:3:5: error: x", ".../b.cpp:3:5: error: x"), ("see https://pytorch.org/docs/stable/x.html", None),
+    ("/srv/a/b.cpp:3:5: error: x", ".../b.cpp:3:5: error: x"), ("see https://pytorch.org/docs/stable/x.html", None),
     ("a/b/c and 1/2/3 and /dev/shm and //x/y", None), ("line\n\ttab", None), ("\x1b[31mred\x1b[0m\x07", "red"),
     ("a\ud800b", "a?b"),
     ("\x00\x85", ""), (None, ""), (7, ""), (["x"], ""),

@@ -31,6 +31,7 @@ def null(
     size: Size = "default",
     pairs: Pairs = None,
     precision: session.Precision = None,
+    time_budget: session.TimeBudget = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +47,7 @@ def null(
         from pkb_env.problem_set import fitting, problem_set
 
         found = fitting(problem_set(problem or "all"), world_size=world_size, size=size, profile="hardened")
-        config = bench_setting.config(pairs=pairs, precision=precision)
+        config = bench_setting.config(pairs=pairs, precision=precision, time_budget_s=time_budget)
         plan = Plan(tuple(p.slug for p in found), readings, world_size, size, config)
         notebook = Notebook(out, plan.setting())
         with bench_setting.told("null test", len(found) * readings - len(notebook.readings), quiet=as_json) as heard:

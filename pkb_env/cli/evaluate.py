@@ -34,7 +34,7 @@ def evaluate(
     pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs, at least 5; 0: no time")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
     precision: session.Precision = None,
-    time_budget: Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")] = None,
+    time_budget: session.TimeBudget = None,
     require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
 ) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rewards.verdict import Verdict
 
 Precision = Annotated[float | None, typer.Option("--precision", min=1e-6, help="relative width of the interval that ends timing")]
+TimeBudget = Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")]
 CORRECT, NOT_CORRECT, FAILED, INTERRUPTED = 0, 1, 2, 130
 _PIPE_COLUMNS = 160
 _REFRESHES_PER_S = 2

@@ -14,8 +14,9 @@ from pkb_env.box.worker import Lines
 Body = dict[str, Any]
 MAX_RAN_NS = 2_000_000
 """How long a stopped rank may seem to run: what the kernel still does for a thread that was waiting for a core."""
-_STOP_S, _STOP_POLL_S = 0.05, 0.0001
-"""A stop reaches a running thread at once, but a hypervisor may hold the core that it runs on, and that counts as running."""
+_STOP_S, _STOP_POLL_S = 1.0, 0.0001
+"""A stop reaches a running thread at once, but a hypervisor may hold the core that it runs on, and that counts as running:
+however long it takes, `late_ns` charges it."""
 _CPUCLOCK_SCHED = 2
 
 
