@@ -13,8 +13,13 @@ from dataclasses import dataclass
 
 from pkb_env.errors import UsageError
 
-_FILES = {"torch": "pkb_env.backends.torch", "cpp": "pkb_env.backends.cpp"}
-_LATER = ("cuda", "triton", "parallelkittens")
+_FILES = {
+    "torch": "pkb_env.backends.torch",
+    "cpp": "pkb_env.backends.cpp",
+    "cuda": "pkb_env.backends.cuda",
+    "triton": "pkb_env.backends.triton",
+}
+_LATER = ("parallelkittens",)
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,9 @@ class Backend:
     """A complete candidate that solves the toy operation."""
 
 
-def names() -> tuple[str, ...]:
-    """The backends that exist."""
-    return tuple(_FILES)
+def names(topology: str = "cpu") -> tuple[str, ...]:
+    """The backends that run on a topology."""
+    return tuple(name for name in _FILES if topology in load(name).topologies)
 
 
 def load(name: str, topology: str | None = None) -> Backend:
