@@ -23,8 +23,8 @@ SOURCE = r"""
 constexpr int kThreads = 512, kMostBlocks = 16;  // few blocks: they wait for peers, which may share the GPU
 
 struct Group {
-  char* const* buffers;
-  uint32_t* const* pads;
+  char** buffers;
+  uint32_t** pads;
   int rank, world;
 };
 
@@ -33,24 +33,12 @@ template <class T> struct alignas(16) Pack {
   T value[kSize];
 };
 
-// Each block meets the block of its number on every other rank; signal pads are zero again afterwards.
-__device__ void meet(const Group& group) {
-  __syncthreads();
-  const int peer = threadIdx.x, world = group.world;
-  if (peer < world && peer != group.rank) {
-    __threadfence_system();
-    while (atomicCAS_system(group.pads[peer] + blockIdx.x * world + group.rank, 0u, 1u) != 0u) {}
-    while (atomicCAS_system(group.pads[group.rank] + blockIdx.x * world + peer, 1u, 0u) != 1u) {}
-    __threadfence_system();
-  }
-  __syncthreads();
-}
-
 template <class T> __device__ Pack<T> read(const T* from, size_t pack, size_t n) {
   const size_t at = pack * Pack<T>::kSize;
   if (at + Pack<T>::kSize <= n) return *reinterpret_cast<const Pack<T>*>(from + at);
   Pack<T> found{};
-  for (int i = 0; at + i < n; ++i) found.value[i] = from[at + i];
+  for (int i = 0; i < Pack<T>::kSize; ++i)
+    if (at + i < n) found.value[i] = from[at + i];
   return found;
 }
 
@@ -59,7 +47,8 @@ template <class T> __device__ void write(T* to, size_t pack, size_t n, const Pac
   if (at + Pack<T>::kSize <= n) {
     *reinterpret_cast<Pack<T>*>(to + at) = values;
   } else {
-    for (int i = 0; at + i < n; ++i) to[at + i] = values.value[i];
+    for (int i = 0; i < Pack<T>::kSize; ++i)
+      if (at + i < n) to[at + i] = values.value[i];
   }
 }
 
@@ -89,7 +78,7 @@ template <class T> __global__ void in_one_step(Group group, const T* input, T* o
   const size_t packs = (n + Pack<T>::kSize - 1) / Pack<T>::kSize;
   Pack<T>* mine = staged<T>(group, group.rank, offset);
   each(0, packs, [&](size_t pack) { mine[pack] = read(input, pack, n); });
-  meet(group);
+  pkb::barrier_blocks(group.pads, group.rank, group.world);
   each(0, packs, [&](size_t pack) { write(output, pack, n, total<T>(group, offset, pack)); });
 }
 
@@ -98,13 +87,13 @@ template <class T> __global__ void in_two_steps(Group group, const T* input, T* 
   const auto share = [&](int rank, auto body) { each(packs * rank / group.world, packs * (rank + 1) / group.world, body); };
   Pack<T>* mine = staged<T>(group, group.rank, offset);
   for (int rank = 0; rank < group.world; ++rank) share(rank, [&](size_t pack) { mine[pack] = read(input, pack, n); });
-  meet(group);
+  pkb::barrier_blocks(group.pads, group.rank, group.world);
   share(group.rank, [&](size_t pack) {
     const Pack<T> sum = total<T>(group, offset, pack);
     mine[pack] = sum;
     write(output, pack, n, sum);
   });
-  meet(group);
+  pkb::barrier_blocks(group.pads, group.rank, group.world);
   for (int step = 1; step < group.world; ++step) {
     const int peer = (group.rank + step) % group.world;
     const Pack<T>* theirs = staged<T>(group, peer, offset);
@@ -121,9 +110,9 @@ int launch(Group group, const void* input, void* output, size_t n, size_t offset
   return cudaGetLastError();
 }
 
-extern "C" int allreduce(void* buffers, void* pads, int rank, int world, const void* input, void* output, size_t n, size_t offset,
-                         bool two_steps, bool half_width, cudaStream_t stream) {
-  const Group group{static_cast<char* const*>(buffers), static_cast<uint32_t* const*>(pads), rank, world};
+extern "C" int allreduce(char** buffers, uint32_t** pads, int rank, int world, const void* input, void* output, size_t n,
+                         size_t offset, bool two_steps, bool half_width, cudaStream_t stream) {
+  const Group group{buffers, pads, rank, world};
   return half_width ? launch<__nv_bfloat16>(group, input, output, n, offset, two_steps, stream)
                     : launch<float>(group, input, output, n, offset, two_steps, stream);
 }

@@ -10,7 +10,8 @@ for all ranks (C++17, -O3, for this GPU) and gives a `ctypes.CDLL`; call it at t
 literal.
 - Functions that Python calls are `extern "C"` and take plain pointers and numbers.  Set `argtypes`: without it ctypes cuts a \
 pointer to 32 bits.
-- `cuda_runtime.h`, `cuda_bf16.h`, `cuda_fp16.h` and `cstdint` are included already.  Files cannot be included by path.
+- `pkb_cuda.h` is included already, and with it `cuda_runtime.h`, `cuda_bf16.h`, `cuda_fp16.h` and `cstdint`.  Files cannot be \
+included by path.
 - Launch on torch's stream, `torch.cuda.current_stream().cuda_stream`, and return `cudaGetLastError()` to Python: a launch \
 that fails is silent otherwise.  Do not synchronise the device in `solution`; what is on the stream when it returns is waited \
 for.
@@ -22,9 +23,12 @@ load and store in the buffers of peers, and signal through their pads.
 - A signal pad has a 32-bit word for each (channel, source rank), at `channel * world_size + source_rank`.  To signal, turn \
 the word on the destination's pad from 0 to 1; to wait, turn the word on your own pad from 1 to 0; both by compare-and-swap.  \
 So every word is 0 again after the call, as `hdl.barrier(channel=0)` and the next call expect.
-- Between GPUs order needs system scope: `__threadfence_system()` and `atomicCAS_system`, or `.release.sys` and \
-`.acquire.sys`.  Memory that a peer writes must not be read through `const __restrict__` or `__ldg`: their cache is not \
-coherent.
+- In CUDA, with `uint32_t** pads` as above: `pkb::put_signal(pads, rank, peer, world, channel)` and `pkb::wait_signal(pads, \
+rank, peer, world, channel)`, each called by one thread of a block between two `__syncthreads()`; `pkb::barrier_blocks(pads, \
+rank, world)`, called by all threads, lets block b of every rank wait for block b of every other rank (not for other blocks).
+- Those are release and acquire at system scope.  Signals of your own need it too: `__threadfence_system()` and \
+`atomicCAS_system`, not `__threadfence()` and `volatile`.  Memory that a peer writes must not be read through `const \
+__restrict__` or `__ldg`: their cache is not coherent.
 - What another rank wrote may be read only after a barrier or signal; a buffer may be overwritten only after its readers are \
 done, also by the next call: a barrier at both ends, or two buffers in turn and one barrier.
 - Kernels that wait for a peer must all be resident, and where ranks share a GPU they take turns on it: let at most 16 blocks \
@@ -42,34 +46,21 @@ import torch.distributed._symmetric_memory as symm_mem
 from pkb_box import compile_cuda, new_output
 
 SOURCE = r"""
-// Each block meets the block of its number on every other rank.
-__device__ void meet(uint32_t* const* pads, int rank, int world) {
-  __syncthreads();
-  const int peer = threadIdx.x, channel = blockIdx.x;
-  if (peer < world && peer != rank) {
-    __threadfence_system();
-    while (atomicCAS_system(pads[peer] + channel * world + rank, 0u, 1u) != 0u) {}
-    while (atomicCAS_system(pads[rank] + channel * world + peer, 1u, 0u) != 1u) {}
-    __threadfence_system();
-  }
-  __syncthreads();
-}
-
 // Blocks exchange the elements that they themselves read, so each may run ahead of the others.
 template <class T>
-__global__ void add_first(T* const* buffers, uint32_t* const* pads, int rank, int world, const T* x, T* out, size_t n) {
+__global__ void add_first(T** buffers, uint32_t** pads, int rank, int world, const T* x, T* out, size_t n) {
   const size_t begin = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
   for (size_t i = begin; i < n; i += step) buffers[rank][i] = x[i];
-  meet(pads, rank, world);  // every rank's values are in place
+  pkb::barrier_blocks(pads, rank, world);  // every rank's values are in place
   const T* first = buffers[0];
   for (size_t i = begin; i < n; i += step) out[i] = T(float(x[i]) + 2.0f * float(first[i]));
-  meet(pads, rank, world);  // everyone has read; the next call may overwrite
+  pkb::barrier_blocks(pads, rank, world);  // everyone has read; the next call may overwrite
 }
 
 template <class T>
 int launch(void* buffers, void* pads, int rank, int world, const void* x, void* out, size_t n, cudaStream_t stream) {
   const int blocks = n < 16 * 512 ? (n + 511) / 512 : 16;
-  add_first<T><<<blocks, 512, 0, stream>>>((T* const*)buffers, (uint32_t* const*)pads, rank, world, (const T*)x, (T*)out, n);
+  add_first<T><<<blocks, 512, 0, stream>>>((T**)buffers, (uint32_t**)pads, rank, world, (const T*)x, (T*)out, n);
   return cudaGetLastError();
 }
 
