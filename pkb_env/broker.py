@@ -2,7 +2,8 @@
 
 The compiler runs in a compile box of its own; what it made is kept in a cache keyed by source, flags and compiler, and
 linked into the folder that the asking box can read.
-Not here: reading a request (`build_order`), the command lines (`toolchain`), the compile box (`sandbox.compile_box`).
+Not here: reading a request (`build_order`), the command lines (`toolchain`, `cuda_toolchain`), the compile box
+(`sandbox.compile_box`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -25,10 +26,12 @@ from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.build_order import Order
 from pkb_env.cancellation import hang_up
 from pkb_env.config import EvalConfig, cache_dir
+from pkb_env.cuda_toolchain import CudaToolchain, NoCudaCompiler
 from pkb_env.errors import HarnessError
 from pkb_env.locks import MachineLock
 from pkb_env.sandbox.launcher import Zygote
-from pkb_env.toolchain import SOURCE_NAME, FlagError, Prepared, Toolchain, check_flags
+from pkb_env.source import Literal
+from pkb_env.toolchain import FlagError, Prepared, Toolchain
 
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 64 << 20
 _MOST_PREFETCHED = 4
@@ -72,6 +75,7 @@ class Broker:
         self._running: dict[str, Future[Body]] = {}
         self._wanted: dict[Future[Body], Wanted] = {}
         self._prepared: Prepared | None = None
+        self._cuda: CudaToolchain | None = None
         self.counters = Counters()
 
     def prepared(self) -> Prepared:
@@ -84,6 +88,17 @@ class Broker:
             if self._prepared is None:
                 self._prepared = Toolchain.detect().prepare(self._root / "toolchain")
             return self._prepared
+
+    def cuda(self) -> CudaToolchain:
+        """What builds CUDA; of the C++ toolchain it needs the compiler only.
+
+        Raises:
+            NoCudaCompiler: this machine has no nvcc.
+        """
+        with self._lock:
+            if self._cuda is None:
+                self._cuda = CudaToolchain.detect()
+            return self._cuda
 
     @property
     def version(self) -> str:
@@ -102,6 +117,8 @@ class Broker:
             reply = self._once(Order.of(request), builds, wanted)
         except FlagError as error:
             return {"error": str(error), "reason": "flags"}
+        except NoCudaCompiler as error:
+            return {"error": str(error), "reason": "unsupported"}
         if "path" not in reply:
             return reply
         target = folder / Path(reply["path"]).name
@@ -109,20 +126,21 @@ class Broker:
             _link(Path(reply["path"]), target)
         return {"path": str(target)}
 
-    def prefetch(self, sources: tuple[tuple[str, tuple[str, ...]], ...]) -> list[threading.Thread]:
+    def prefetch(self, sources: tuple[Literal, ...]) -> list[threading.Thread]:
         """Start building literal sources before a rank asks for them; failures show when it asks."""
         wanted = sources[:_MOST_PREFETCHED]
-        threads = [threading.Thread(target=self._quietly, args=source, daemon=True) for source in wanted]
+        threads = [threading.Thread(target=self._quietly, args=(source,), daemon=True) for source in wanted]
         for thread in threads:
             thread.start()
         return threads
 
-    def _quietly(self, source: str, flags: tuple[str, ...]) -> None:
+    def _quietly(self, source: Literal) -> None:
+        request = {"kind": source.kind, "source": source.source, "flags": list(source.flags)}
         with contextlib.suppress(FlagError, HarnessError):
-            self._once(Order("cpp", source, check_flags(flags)), Builds.SHARED, lambda: True)
+            self._once(Order.of(request), Builds.SHARED, lambda: True)
 
     def _once(self, order: Order, builds: Builds, wanted: Callable[[], bool]) -> Body:
-        key = self.prepared().key(order.kind, order.source, (*order.flags, order.name))
+        key = self._recipe(order).key(order.kind, order.source, (*order.flags, order.name))
         with self._lock:
             future = self._running.get(key)
             mine = future is None
@@ -159,20 +177,21 @@ class Broker:
 
     def _compile(self, folder: Path, done: Path, order: Order, wanted: Wanted) -> Body:
         start = time.monotonic()
-        source, library, prepared = folder / SOURCE_NAME, folder / "candidate.so", self.prepared()
+        source, library, recipe = folder / order.file_name, folder / "candidate.so", self._recipe(order)
         source.write_text(order.source, encoding="utf-8", errors="replace")
-        if order.kind == "cpp":
-            command, deadline = prepared.command(source, library, order.flags), self._config.compile_deadline_s
-        else:
-            prepared.prepare_extensions()
-            command = prepared.extension_command(source, library, order.name, order.flags)
+        deadline = self._config.compile_deadline_s
+        if order.is_extension:
             deadline = self._config.extension_deadline_s
+            recipe.prepare_extensions()
+            command = recipe.extension_command(source, library, order.name, order.flags)
+        else:
+            command = recipe.command(source, library, order.flags)
         with self._running_compilers:
-            answer = self._run(folder, command, deadline, wanted)
+            answer = self._run(folder, command, deadline, wanted, recipe.folders)
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start
-        log = prepared.readable(str(answer["log"]), source)
+        log = recipe.readable(str(answer["log"]), source)
         if answer["code"] is None:
             return {"error": f"the compiler did not end within {deadline:g} s\n{log}", "reason": "deadline"}
         if answer["code"] != 0 or not library.is_file() or library.is_symlink():
@@ -181,11 +200,13 @@ class Broker:
         library.rename(done)
         return {"path": str(done)}
 
-    def _run(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted) -> Body:
+    def _recipe(self, order: Order) -> Prepared | CudaToolchain:
+        return self.cuda() if order.is_cuda else self.prepared()
+
+    def _run(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted, folders: Sequence[Path]) -> Body:
         channel = self._zygote.spawn("compile")
         walls = [n for n, why_not in self._zygote.walls.items() if not why_not and n not in self._config.keep_open]
-        prepared = self.prepared()
-        read = [*self._zygote.read_paths, *map(str, (prepared.folder, *prepared.toolchain.folders))]
+        read = [*self._zygote.read_paths, *map(str, folders)]
         environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "TMPDIR": str(folder), "HOME": str(folder)}
         try:
             channel.send({

@@ -1,11 +1,14 @@
-"""Which folders a C++ compiler reads, asked of the compiler itself: outside /usr nobody could guess them."""
+"""Which folders a C++ or CUDA compiler reads, asked of the compiler itself: outside /usr nobody could guess them."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 _PROGRAMS = ("cc1plus", "collect2", "as", "ld")
@@ -30,6 +33,23 @@ def _header_folders(compiler: str) -> list[Path]:
 
 
 def _ask(compiler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    plain = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
-    command = [compiler, *arguments]
-    return subprocess.run(command, env=plain, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return run([compiler, *arguments])
+
+
+@functools.cache
+def nvcc_folders(nvcc: str) -> tuple[Path, ...]:
+    """The root of a CUDA toolkit first, then what nvcc names outside of it; empty when this is no nvcc.  Links followed."""
+    log = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull]).stderr
+    root = re.search(r"^#\$ TOP=(.+)$", log, re.MULTILINE)
+    if root is None:
+        return ()
+    settings = re.findall(r"^#\$ (?:CICC_PATH|NVVMIR_LIBRARY_DIR|\w*INCLUDES|LIBRARIES)=(.*)$", log, re.MULTILINE)
+    named = [path for line in settings for path in re.findall(r'(?:^|-[IL]|")(/[^"\n]*)', line)]
+    top, *rest = (Path(path.strip()).resolve() for path in (root[1], *named))
+    return (top, *dict.fromkeys(path for path in rest if top not in path.parents))
+
+
+def run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a trusted compiler in a plain environment, with nothing to read from."""
+    plain = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TMPDIR": tempfile.gettempdir()}
+    return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

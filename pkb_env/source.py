@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from pkb_env.submission import Candidate, parse
 
@@ -17,6 +18,8 @@ MAX_JOINED_CHARS = 4 << 20
 """Characters of joined strings that one candidate may cost; names that double each other would fill any memory."""
 COMPILERS = ("compile_cpp", "compile_cuda", "compile_cuda_extension", "load_inline")
 """Last name of the calls that hand text to a C++ or CUDA compiler."""
+_KINDS = {"compile_cpp": "cpp", "compile_cuda": "cuda"}
+"""Of them, those that are given one source and its flags -> kind of the build request."""
 _SOURCE_KEYWORDS = ("source", "src", "cpp_sources", "cuda_sources", "cuda_source", "cpp_source")
 
 
@@ -27,6 +30,15 @@ class Text:
     value: str
     line: int
     """1-based line of its first character in the candidate."""
+
+
+class Literal(NamedTuple):
+    """A build that a candidate will ask for."""
+
+    source: str
+    flags: tuple[str, ...]
+    kind: str
+    """`cpp` or `cuda`."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +115,17 @@ def read_tree(candidate: Candidate) -> Tree:
     return tree
 
 
-def literal_sources(candidate: Candidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(source, flags) of every `compile_cpp(SOURCE, flags=[...])` whose arguments are known without running the module."""
+def literal_sources(candidate: Candidate) -> tuple[Literal, ...]:
+    """Every `compile_cpp(SOURCE, flags=[...])` and `compile_cuda(...)` whose arguments are known without running the module."""
     tree = read_tree(candidate)
-    found: dict[tuple[str, tuple[str, ...]], None] = {}
+    found: dict[Literal, None] = {}
     for name, call in tree.calls():
-        if name.rpartition(".")[2] != "compile_cpp":
+        kind = _KINDS.get(name.rpartition(".")[2])
+        if kind is None:
             continue
         source, flags = compiled_text(tree, call), _flags(tree, call)
         if source is not None and flags is not None:
-            found[(source.value, flags)] = None
+            found[Literal(source.value, flags, kind)] = None
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ less after `prepare_extensions`).
 A precompiled header is used only where every setting of code generation is the one it was built with: gcc takes it with
 other -O levels too, and then crashes now and then.
 
-Not here: running a candidate's build (the broker does, in a sandbox), caching its result, CUDA.
+Not here: running a candidate's build (the broker does, in a sandbox), caching its result, CUDA (`cuda_toolchain`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +26,11 @@ from pathlib import Path
 
 from pkb_env import torch_extension
 from pkb_env.compiler_flags import FlagError, check_flags
-from pkb_env.compiler_folders import compiler_folders
+from pkb_env.compiler_folders import compiler_folders, run
 from pkb_env.errors import HarnessError
 from pkb_env.torch_extension import bind_functions
 
-__all__ = ["SOURCE_NAME", "FlagError", "NoCompiler", "Prepared", "Toolchain", "bind_functions", "check_flags"]
+__all__ = ["SOURCE_NAME", "FlagError", "NoCompiler", "Prepared", "Toolchain", "bind_functions", "check_flags", "content_key"]
 
 SOURCE_NAME = "candidate.cpp"
 """Name of the file a source is written to, as logs show it."""
@@ -48,6 +47,7 @@ _HARMLESS = ("-D", "-U", "-W", "-g0")
 
 class NoCompiler(HarnessError):
     """This machine has no C++ compiler, or it cannot build what every box needs."""
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -66,7 +66,7 @@ class Toolchain:
         """
         for name in filter(None, (os.environ.get("CXX"), "g++", "clang++")):
             path = shutil.which(name)
-            answer = _run([path, "--version"]) if path else None
+            answer = run([path, "--version"]) if path else None
             if path and answer and answer.returncode == 0:
                 return cls(path, f"{answer.stdout.splitlines()[0]}, {platform.machine()}")
         raise NoCompiler(f"no C++ compiler: tried $CXX={os.environ.get('CXX', '')!r}, g++, clang++; install g++ or set CXX")
@@ -81,11 +81,6 @@ class Toolchain:
         parts = [self.version, _processor(), Path(__file__).read_text(encoding="utf-8")]
         parts += [path.name + "\0" + path.read_text(encoding="utf-8") for path in _native_files()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """What a build reads besides our own folder."""
-        return compiler_folders(self.compiler)
 
     def prepare(self, cache_dir: Path) -> Prepared:
         """Build the native library and the precompiled headers, unless the cache has them; safe while others prepare.
@@ -112,7 +107,7 @@ class Toolchain:
 
     def must(self, arguments: Sequence[str], folder: Path) -> None:
         """Run the compiler on our own sources.  Raises NoCompiler with its log."""
-        done = _run([self.compiler, *arguments], folder)
+        done = run([self.compiler, *arguments], folder)
         if done.returncode:
             raise NoCompiler(f"{self.version} cannot build the native library (exit {done.returncode}):\n{done.stderr[-4000:]}")
 
@@ -125,6 +120,11 @@ class Prepared:
     folder: Path
     """Read by every build: headers, precompiled headers, native library."""
     identity: str
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """What a build reads besides the system's headers."""
+        return (self.folder, *compiler_folders(self.toolchain.compiler))
 
     @property
     def native_library(self) -> Path:
@@ -180,8 +180,8 @@ class Prepared:
 
     def key(self, kind: str, source: str, flags: Sequence[str]) -> str:
         """SHA-256, hexadecimal, of everything that decides what a build gives."""
-        parts = [self.identity, kind, torch_extension.torch_version() if kind == "extension" else "", *flags, source]
-        return hashlib.sha256("\0".join(f"{len(p)} {p}" for p in parts).encode("utf-8", "surrogatepass")).hexdigest()
+        torch = torch_extension.torch_version() if kind == "extension" else ""
+        return content_key(self.identity, kind, torch, *flags, source)
 
     def readable(self, log: str, source: Path, limit: int = 6000) -> str:
         """A compiler's log without this machine's paths, cut to `limit` characters."""
@@ -193,6 +193,11 @@ class Prepared:
         if self.toolchain.is_gcc:
             return ("-fdiagnostics-color=never", "-fmax-errors=20")
         return ("-fno-color-diagnostics", "-ferror-limit=20")
+
+
+def content_key(*parts: str) -> str:
+    """SHA-256, hexadecimal, of texts and of where each one ends."""
+    return hashlib.sha256("\0".join(f"{len(p)} {p}" for p in parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _without_defaults(flags: Sequence[str]) -> tuple[str, ...]:
@@ -222,11 +227,6 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", text, re.MULTILINE))))
-
-
-def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    plain = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TMPDIR": tempfile.gettempdir()}
-    return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
 
 @contextmanager

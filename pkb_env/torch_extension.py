@@ -6,6 +6,7 @@ Not here: the command line (`toolchain`).
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,11 @@ from pathlib import Path
 
 from pkb_env.compiler_flags import FlagError
 
+CUDA_FLAGS = (
+    "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__", "--expt-relaxed-constexpr",
+)  # fmt: skip
+"""What torch gives nvcc for every extension."""
 LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python")
 _NEEDS_EVERYTHING = re.compile(r"\b(nn|optim|data|jit|serialize|nested|sparse|mps|xpu)\s*::|torch::(save|load|print|python)\b")
 
@@ -62,6 +68,19 @@ def torch_version() -> str:
     import torch  # noqa: PLC0415
 
     return str(torch.__version__)
+
+
+def cuda_libraries() -> tuple[str, ...]:
+    """What a CUDA extension is linked with; empty when this torch was built without CUDA."""
+    folder = torch_folder() / "lib"
+    return (f"-L{folder}", *LIBRARIES, "-lc10_cuda", "-ltorch_cuda") if (folder / "libtorch_cuda.so").exists() else ()
+
+
+def cuda_folders(name: str) -> tuple[Path, ...]:
+    """Folders `bin`, `include` or `lib` of the CUDA packages beside torch: `nvidia/cu13/NAME`, or `nvidia/PACKAGE/NAME`."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    return tuple(sorted(folder for place in places for folder in place.glob(f"*/{name}") if folder.is_dir()))
 
 
 def macros() -> tuple[str, ...]:

@@ -178,9 +178,9 @@ def test_literal_sources_are_found_with_their_flags() -> None:
         "lib3 = compile_cpp(HEAD, ('-O1',))\nlib4 = compile_cpp(make())\nlib5 = compile_cpp(HEAD, flags=make())\n" + SOLUTION
     )
     assert literal_sources(Candidate(source)) == (
-        ("int a;\nint a;\nint b;", ("-O2", "-ffast-math")),
-        ("int a;\n", ()),
-        ("int a;\n", ("-O1",)),
+        ("int a;\nint a;\nint b;", ("-O2", "-ffast-math"), "cpp"),
+        ("int a;\n", (), "cpp"),
+        ("int a;\n", ("-O1",), "cpp"),
     )
 
 
@@ -191,7 +191,7 @@ def test_a_name_that_changes_is_no_literal() -> None:
 
 def test_the_line_of_a_native_source_is_known() -> None:
     candidate = read(native("int a;"))
-    ((source, _),) = literal_sources(candidate)
+    ((source, *_),) = literal_sources(candidate)
     assert literal_line(candidate, source) == 3
     assert literal_line(candidate, "other") is None
 

@@ -1,6 +1,6 @@
 """`utils.cuda_helpers` of the public benchmark, so that its solution files can be imported unchanged.
 
-Not here: a CUDA compiler.  On ranks without CUDA a build is refused with what to use instead.
+Not here: the build (`compile`).  On ranks without CUDA it is refused with what to use instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def compile_cuda_extension(
     """Build a CUDA source that binds its own functions and return the module.
 
     Raises:
-        CompileError: these ranks have no CUDA.
+        CompileError: with the compiler's log; or this rank has no CUDA.
     """
     return load_inline(
         name, "", cuda_src,
