@@ -123,10 +123,10 @@ def test_feedback_shows_no_machine_path_and_needs_no_source(name: str) -> None:
     assert feedback(CASES[name])
 
 
-@pytest.mark.parametrize("backend", names())
-def test_the_task_of_a_problem(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "topology"), [*((b, "cpu") for b in names()), ("cuda", "node"), ("triton", "shared")])
+def test_the_task_of_a_problem(backend: str, topology: str) -> None:
     problem = problems.load("gemm_allreduce")
-    settings = Submission("", problem.slug, backend, world_size=4)
+    settings = Submission("", problem.slug, backend, world_size=4, topology=topology)
     limits = EvalConfig(rank_memory_bytes=4 << 30, load_deadline_s=20, call_deadline_s=10)
     text = task_prompt(problem, settings, limits, max_turns=1 if backend == "torch" else 3)
     matches_snapshot(f"task_{backend}.md", text)
@@ -151,10 +151,21 @@ def test_the_task_tells_the_limits_of_the_evaluator() -> None:
     assert "7.5 s for one call, 1024 MiB of memory" in text
 
 
-def test_a_backend_that_does_not_fit_is_refused() -> None:
+@pytest.mark.parametrize(("topology", "library"), [("node", "NCCL"), ("shared", "gloo")])
+@pytest.mark.parametrize("backend", ["torch", "cuda", "triton"])
+def test_the_task_on_gpus_tells_what_the_reference_runs_over(backend: str, topology: str, library: str) -> None:
     problem = problems.load("allreduce")
-    with pytest.raises(UsageError):
-        task_prompt(problem, Submission("", problem.slug, "cpp", topology="node"))
+    text = task_prompt(problem, Submission("", problem.slug, backend, topology=topology))
+    assert f"The reference communicates over {library}" in text
+    assert "Floating-point arguments are bfloat16" in text
+    assert "cpu" not in text.lower()
+
+
+@pytest.mark.parametrize(("backend", "topology"), [("cpp", "node"), ("cpp", "shared"), ("cuda", "cpu"), ("triton", "cpu")])
+def test_a_backend_that_does_not_fit_is_refused(backend: str, topology: str) -> None:
+    problem = problems.load("allreduce")
+    with pytest.raises(UsageError, match="does not run on topology"):
+        task_prompt(problem, Submission("", problem.slug, backend, topology=topology))
 
 
 def test_foreign_text_is_cut_and_cleaned() -> None:
@@ -166,5 +177,5 @@ def test_foreign_text_is_cut_and_cleaned() -> None:
 
 
 def test_examples_define_a_solution_for_another_operation() -> None:
-    toys = {backends.load(name).toy for name in names()}
+    toys = {backends.load(name).toy for name in (*names(), *names("node"))}
     assert toys.isdisjoint(problems.load(name).title for name in problems.names())
