@@ -14,6 +14,7 @@ import pytest
 
 from pkb_env import cuda_toolchain, torch_extension
 from pkb_env.box import compile as box_compile
+from pkb_env.box import cuda_helpers
 from pkb_env.broker import Broker
 from pkb_env.build_order import Order
 from pkb_env.compiler_flags import FlagError, check_cuda_flags
@@ -42,6 +43,12 @@ SIGNALS = """__global__ void exchange(float** buffers, uint32_t** pads, float* o
   if (threadIdx.x == 0) { pkb::put_signal(pads, rank, 0, world, 7); if (rank == 0) pkb::wait_signal(pads, 0, 1, world, 7); }
   if (pkb::load_acquire_sys(pads[rank]) == 3) pkb::store_release_sys(pads[rank], __half2float(__float2half(4.0f)));
 }
+"""
+EXTENSION = """#include <torch/extension.h>
+__global__ void twice(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }
+torch::Tensor host(torch::Tensor x) { return x * 2; }
+void device(torch::Tensor x) { twice<<<1, 32>>>(x.data_ptr<float>(), x.numel()); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("host", &host); m.def("device", &device); }
 """
 PLAIN = Toolchain("/usr/bin/g++", "g++ 1")
 SOMEWHERE = CudaToolchain("/opt/cuda/bin/nvcc", PLAIN, "13.0.88", "sm_90a")
@@ -198,6 +205,23 @@ def test_a_rank_without_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         box_compile.compile_cuda(SCALE)
 
 
+def test_the_public_format_asks_for_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        seen.append(request)
+        return {"error": "log", "reason": "compiler"}
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(box_compile, "_request", answer)
+    with pytest.raises(box_compile.CompileError, match="compiler: log"):
+        cuda_helpers.compile_cuda_extension("ext", EXTENSION, ["--use_fast_math"])
+    assert seen == [{"kind": "cuda_extension", "name": "ext", "cpp_sources": [""], "functions": None, "flags": [],
+                     "cuda_sources": [EXTENSION], "cuda_flags": ["-O3", "--use_fast_math"]}]  # fmt: skip
+    order = Order.of(seen[0])
+    assert (order.source, order.is_extension) == (EXTENSION, True), "lines of the log are those of the candidate's text"
+
+
 # ---- real builds -------------------------------------------------------------------------------------------------------------
 
 
@@ -258,14 +282,6 @@ def test_an_extension_needs_a_torch_with_cuda(broker: Broker, tmp_path: Path) ->
     answer = broker.build(request, tmp_path)
     assert answer["reason"] == "unsupported"
     assert re.match(r"torch \S+ is built without CUDA", answer["error"])
-
-
-EXTENSION = """#include <torch/extension.h>
-__global__ void twice(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }
-torch::Tensor host(torch::Tensor x) { return x * 2; }
-void device(torch::Tensor x) { twice<<<1, 32>>>(x.data_ptr<float>(), x.numel()); }
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("host", &host); m.def("device", &device); }
-"""
 
 
 @pytest.mark.slow
