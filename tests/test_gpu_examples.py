@@ -66,8 +66,8 @@ def test_cuda_compiles(name: str, tmp_path: Path) -> None:
     (source,) = cuda_in(read(text_of(name)))
     file = tmp_path / "candidate.cu"
     file.write_text(source, encoding="utf-8")
-    command = ["nvcc", "-arch=sm_90a", "-std=c++17", "-O1", "-Werror", "all-warnings", "-include", HEADER, "-c", file]
-    done = subprocess.run([*command, "-o", tmp_path / "candidate.o"], capture_output=True, text=True, check=False)
+    command: list[str | Path] = ["nvcc", "-arch=sm_90a", "-std=c++17", "-O1", "-Werror", "all-warnings", "-include", HEADER]
+    done = subprocess.run([*command, "-o", tmp_path / "candidate.o", "-c", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
