@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pkb_env import hardware, roofline
+from pkb_env import hardware, roofline, topology
 from pkb_env.attempt import Result
 from pkb_env.machine import Machine
 from pkb_env.screen import mechanisms
@@ -36,11 +36,18 @@ class Case:
             found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
             passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms,
             bound_ms=self._bound_ms(machine), stage_s=result.stage_s, walls=machine.walls,
-            notes=result.notes + (("oversubscribed: more ranks than cores",) if self._oversubscribed else ()),
+            notes=result.notes + self._notes(),
         )  # fmt: skip
 
-    def _bound_ms(self, machine: Machine) -> float:
+    def _notes(self) -> tuple[str, ...]:
+        """What keeps the times from comparing with others."""
+        crowded = ("oversubscribed: more ranks than cores",) if self._oversubscribed else ()
+        return crowded + (("shared: the ranks take turns on one GPU",) if self.submission.topology == "shared" else ())
+
+    def _bound_ms(self, machine: Machine) -> float | None:
         s = self.submission
+        if s.topology != "cpu":
+            return None
         itemsize = getattr(torch, s.dtype).itemsize
         return roofline.bound_ms(self.problem.cost(self.problem.size(s.size, s.profile), s.world_size, itemsize), machine.peaks)
 
@@ -53,7 +60,8 @@ class Case:
         return {
             "problem": self.problem.slug, "problem_version": self.problem.version, "profile": s.profile, "size": s.size,
             "world_size": s.world_size, "backend": s.backend, "topology": s.topology, "digest": self.candidate.digest,
-            "dtype": s.dtype, "hardware": hardware.cpu(), "toolchain": hardware.toolchain(machine.broker.version),
+            "dtype": s.dtype, "hardware": hardware.cpu() if s.topology == "cpu" else topology.gpu_name(),
+            "toolchain": hardware.toolchain(machine.broker.version),
             "mechanisms": mechanisms(self.candidate), "findings": self.findings,
         }  # fmt: skip
 
@@ -62,7 +70,7 @@ class Case:
         if speed is None:
             return {"comparable": False}
         return {
-            "comparable": not self._oversubscribed, "time_ms": speed.time_ms, "baselines": {"reference": speed.reference_ms},
+            "comparable": not self._notes(), "time_ms": speed.time_ms, "baselines": {"reference": speed.reference_ms},
             "speedup": speed.speedup, "speedup_low": speed.low, "speedup_high": speed.high, "faster": result.faster,
             "skew": speed.skew, "pairs": speed.pairs, "groups": speed.groups,
         }  # fmt: skip

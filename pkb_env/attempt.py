@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pkb_env import hardware, outcome, stopping, timing
+from pkb_env import outcome, stopping, timing
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
 from pkb_env.broker import Builds
 from pkb_env.cancellation import Cancellation
@@ -111,7 +111,7 @@ class Attempt:
         result = self._result(summary, box.peak_memory(), speed if right else None)
         result.busy = disturbing(self._others, job.task.world_size)
         busy = (f"busy: others used {self._others:.2g} cores beside the timed pairs: nothing is proven",) if result.busy else ()
-        result.notes = (*_cache_hot(oracle.call_bytes), *_few(result.speed), *busy) if result.speed else ()
+        result.notes = (*_cache_hot(oracle), *_few(result.speed), *busy) if result.speed else ()
         return result
 
     def _start(self, groups: ExitStack, share: Share) -> tuple[Oracle, Turns, Box, list[Turn]]:
@@ -127,7 +127,11 @@ class Attempt:
                 box = self._open(groups, oracle)
                 ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
                 box.share, box.quiet = share, lambda: ahead.done() and not any(build.is_alive() for build in builds)
-                box.await_ready()
+                try:
+                    box.await_ready()
+                except BoxFailed:
+                    ahead.result()  # where the reference does not come up either it is not the candidate's doing
+                    raise
                 return oracle, turns, box, ahead.result()
         finally:
             for build in builds:
@@ -139,7 +143,8 @@ class Attempt:
         box = Box(machine.zygote, machine.config, machine.folder, machine.broker.build)
         box.builds = builds
         groups.enter_context(self._opened(box))
-        box.load(job.candidate.source, job.task, oracle.ready(), str(machine.broker.prepared().native_library))
+        native = "" if job.task.devices else str(machine.broker.prepared().native_library)
+        box.load(job.candidate.source, job.task, oracle.ready(), native)
         return box
 
     @contextmanager
@@ -217,9 +222,9 @@ def _few(speed: timing.Speed) -> tuple[str, ...]:
     return (f"few pairs: {speed.pairs}, which prove nothing faster",) if speed.pairs < timing.MIN_PAIRS else ()
 
 
-def _cache_hot(call_bytes: int) -> tuple[str, ...]:
+def _cache_hot(oracle: Oracle) -> tuple[str, ...]:
     """A remark when the arguments that take turns do not leave the last-level cache between two calls that use them."""
-    turns, cache = SLOTS * call_bytes, hardware.last_level_cache()
+    turns, cache = SLOTS * oracle.call_bytes, oracle.cache_bytes
     if not cache or turns > _COLD * cache:
         return ()
     return (f"cache-hot: calls take turns through {turns / 2**20:.3g} MiB, under {_COLD}x a cache of {cache / 2**20:.3g} MiB",)

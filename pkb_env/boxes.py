@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import problems
-from pkb_env import hardware
+from pkb_env import hardware, topology
 from pkb_env.box.channel import ChannelClosed, ChannelViolation
 from pkb_env.broker import Builds
 from pkb_env.cancellation import SLACK_S, hang_up
@@ -45,6 +45,12 @@ class Task:
     size: str
     profile: str
     dtype: str
+    topology: str = "cpu"
+
+    @property
+    def devices(self) -> list[int]:
+        """The GPU of every rank; none on the CPU."""
+        return topology.devices(self.topology, self.world_size)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Slots:
     """Descriptors and sizes of the arenas through which one group of ranks gets its arguments and gives its outputs."""
 
     fds: tuple[int, ...]
-    """Inputs of every rank, then outputs of every rank."""
+    """Inputs of every rank, then outputs of every rank; on GPUs, then their memory there in the same order."""
     in_capacity: int
     out_capacity: int
 
@@ -116,6 +122,8 @@ class Box:
         config, zygote, scratch = self._config, self._zygote, self.folder / "scratch"
         self._send({
             "world_size": task.world_size, "source": source, "native": native, "slots": SLOTS, "view": zygote.view,
+            "devices": task.devices, "group": topology.group_backend(task.topology),
+            "environment": topology.environment(task.topology),
             "walls": [name for name, why_not in zygote.walls.items() if not why_not and name not in config.keep_open],
             "in_capacity": slots.in_capacity, "out_capacity": slots.out_capacity,
             "rank_memory_bytes": min(config.rank_memory_bytes, int(_MEMORY_SHARE * hardware.memory_bytes() / task.world_size)),

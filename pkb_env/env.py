@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pkb_env import backends
+from pkb_env import topology as topologies
 from pkb_env.config import EvalConfig
 from pkb_env.errors import InvalidSource, UsageError
 from pkb_env.problem_set import fitting, problem_set
@@ -95,6 +96,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
     ) -> None:
         if max_turns < 1:
             raise UsageError(f"max_turns={max_turns} leaves no attempt; wanted 1 or more")
+        topology = topologies.named(topology, world_size)
         backends.load(backend, topology)
         self._problems = fitting(problem_set(problem), world_size=world_size, size=size, profile=profile)
         self._settings = Submission("", "", backend, world_size, topology, profile, size)

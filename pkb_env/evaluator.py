@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from pkb_env import backends, hardware
+from pkb_env import backends, hardware, topology
 from pkb_env.assembly import Case
 from pkb_env.attempt import Job
 from pkb_env.blame import run_with_blame
@@ -34,7 +34,6 @@ from pkb_env.submission import Candidate, Submission, invalid, read
 from problems.base import Problem
 from rewards.verdict import Finding, Status, Verdict
 
-TOPOLOGIES = ("cpu",)
 _MOST_THREADS, _MOST_RANKS, _MOST_PER_CORE = 16, 64, 8
 
 
@@ -64,8 +63,7 @@ class Evaluator:
             UsageError: problem, backend, topology, size, profile or world size do not exist or do not fit.
             Cancelled: `cancellation` was used; every process of the evaluation is gone.
         """
-        problem = self._checked(submission)
-        submission = replace(submission, problem=problem.slug)
+        submission, problem = self._checked(submission)
         findings: tuple[Finding, ...] = ()
         try:
             candidate = read(submission.text)
@@ -116,10 +114,10 @@ class Evaluator:
             raise UsageError("this evaluator has no store; give one: Evaluator(store=Store(path))")
         stored = self.store.get(stored_id)
         old, candidate = stored.verdict, Candidate(stored.source)
-        submission = Submission(
-            stored.source, old.problem, old.backend, old.world_size, old.topology, old.profile, old.size
+        submission, problem = self._checked(
+            Submission(stored.source, old.problem, old.backend, old.world_size, old.topology, old.profile, old.size)
         )
-        case = Case(submission, self._checked(submission), candidate, screen(candidate, submission.backend))
+        case = Case(submission, problem, candidate, screen(candidate, submission.backend))
         with self._slots:
             machine = replace(self.machine(), config=EvalConfig.model_validate_json(stored.key.config))
             return old, case.verdict(machine, run_with_blame(machine, _job(case, stored.secret, Cancellation())))
@@ -154,15 +152,15 @@ class Evaluator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _checked(self, submission: Submission) -> Problem:
-        if submission.topology not in TOPOLOGIES:
-            raise UsageError(f"topology {submission.topology!r} is not there yet; there is {', '.join(TOPOLOGIES)}")
+    def _checked(self, submission: Submission) -> tuple[Submission, Problem]:
+        """The submission with its topology settled and its problem's slug, and the problem."""
+        submission = topology.settled(submission)
         backends.load(submission.backend, submission.topology)
         problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
         if submission.world_size > most:
             raise UsageError(f"world size {submission.world_size} is more than {most} ({_MOST_PER_CORE} ranks a core)")
         fitting([problem], world_size=submission.world_size, size=submission.size, profile=submission.profile)
-        return problem
+        return replace(submission, problem=problem.slug), problem
 
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()
@@ -196,5 +194,5 @@ class Evaluator:
 
 def _job(case: Case, secret: bytes, cancellation: Cancellation) -> Job:
     s, problem = case.submission, case.problem
-    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype)
+    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype, s.topology)
     return Job(case.candidate, problem, task, secret, cancellation)

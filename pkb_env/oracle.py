@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from pkb_env.box import collectives, control, wire, worker
+from pkb_env import hardware
+from pkb_env.box import collectives, control, device_memory, wire, worker
 from pkb_env.box.channel import Channel
+from pkb_env.box.setting_up import CPU, at_work, finish, join_group, one_thread, silence, use
 from pkb_env.box.tree import WireViolation
 from pkb_env.sandbox import hang
 from pkb_env.sandbox.group import Group
@@ -32,6 +34,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 """Of mallopt(3)."""
 _ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs", "kept inputs")
 """The last one no box ever sees."""
+_FILLED = (0, 4, 2)
+"""The kinds that the makers write to."""
 Body = dict[str, Any]
 
 
@@ -55,6 +59,8 @@ class Twin:
     def __init__(self, config: Body, group: Group, arenas: list[list[int]]) -> None:
         self.config, self.group = config, group
         self.problem, _, _ = _task(config)
+        self.home = torch.device("cuda", config["devices"][0]) if config["devices"] else CPU
+        use(self.home)
         self.pristine: dict[int, list[tuple[Any, ...]]] = {}
         """Inputs of all ranks by slot, as they were before any call."""
         self.prepared: dict[int, Any] = {}
@@ -67,13 +73,31 @@ class Twin:
         for kind, fds in enumerate(arenas):
             for fd in fds:
                 wire.size_arena(fd, config["slots"], self.capacities[kind % 2])
-        self.maps = [
-            [wire.Arena(fd, config["slots"], self.capacities[kind % 2]) for fd in fds] for kind, fds in enumerate(arenas)
-        ]
+        memory = self._on_devices(len(arenas))
+        self.maps = [self._mapped(kind, fds, memory) for kind, fds in enumerate(arenas)]
+        for rank, seen in enumerate(group.ranks):
+            seen.channel.send({"event": "memory"}, [memory[kind][rank] for kind in _FILLED if memory])
         self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
-        fds = [fd for kind in arenas[:4] for fd in kind]
+        groups = [[*arenas[kind : kind + 2], *memory[kind : kind + 2]] for kind in (0, 2)]
         sizes = {"in": self.capacities[0], "out": self.capacities[1], "bytes": sum(t["in"] + t["out"] for t in told)}
-        group.upstream.send({"event": "ready", **sizes}, fds)
+        cache = max(t["cache"] for t in told)
+        group.upstream.send(
+            {"event": "ready", **sizes, "cache": cache}, [fd for kinds in groups for kind in kinds for fd in kind]
+        )
+
+    def _on_devices(self, kinds: int) -> list[list[int]]:
+        """Memory of every rank's GPU for every kind of arena; nothing on the CPU."""
+        if not self.config["devices"]:
+            return []
+        sizes = [self.config["slots"] * capacity for capacity in self.capacities]
+        return [[device_memory.allocate(sizes[kind % 2], gpu) for gpu in self.config["devices"]] for kind in range(kinds)]
+
+    def _mapped(self, kind: int, fds: list[int], memory: list[list[int]]) -> list[wire.Arena]:
+        slots, capacity = self.config["slots"], self.capacities[kind % 2]
+        if not memory:
+            return [wire.Arena(fd, slots, capacity) for fd in fds]
+        on = zip(fds, memory[kind], self.config["devices"], strict=True)
+        return [wire.map_arenas((file, fd), slots, [capacity], gpu)[0] for file, fd, gpu in on]
 
     def _carry_out(self, order: control.Order, deadline_s: float) -> None:
         self.group.order(order)
@@ -119,7 +143,8 @@ class Twin:
             [arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], prepared.pristine, strict=True)] for kind in (0, 2)
         )
         answers = Answers(reference, boxed, reference_after, boxed_after)
-        return {"event": "judged", **self.record.add(prepared, answers)}
+        with at_work(self.home):
+            return {"event": "judged", **self.record.add(prepared, answers)}
 
     def summary(self, body: Body) -> Body:
         return {"event": "summary", "unwritten": self._unwritten(body["last"]), **self.record.summary()}
@@ -136,7 +161,8 @@ class Twin:
 
     def _prepared(self, body: Body) -> Any:
         kept = self.prepared.pop(body["slot"], None)
-        return kept or self.record.prepare(body["trial"], self.pristine[body["slot"]])
+        with at_work(self.home):
+            return kept or self.record.prepare(body["trial"], self.pristine[body["slot"]])
 
 
 def _serve(twin: Twin) -> None:
@@ -159,49 +185,62 @@ def _task(config: Body) -> tuple[Any, Any, torch.dtype]:
     return problem, problem.size(config["size"], config["profile"]), getattr(torch, config["dtype"])
 
 
-def _draw(config: Body, dtype: torch.dtype, secret: bytes, trial: int, rank: int) -> Any:
+def _draw(config: Body, dtype: torch.dtype, secret: bytes, trial: int, state: worker.Rank) -> Any:
     from problems.base import Draw  # noqa: PLC0415
 
-    return Draw(secret, config["problem"], config["size"], trial, rank, config["world_size"], config["profile"], dtype)
+    where = config["problem"], config["size"], trial, state.rank, config["world_size"], config["profile"]
+    return Draw(secret, *where, dtype, str(state.device))
 
 
 def _rank_main(config: Body, arenas: list[int], rank: int, lines: worker.Lines) -> None:
     close_all_but(own_lines(lines) | set(arenas))
     channel = Channel(socket.socket(fileno=lines.channel))
     channel.send({"event": "hello"})
-    worker.silence(lines.output)
+    silence(lines.output)
     state = worker.Rank(rank, config["world_size"], channel, control.Page(lines.control, rank), lines.go, lines.done)
     worker.run(state, lambda s: _prepare(s, config, arenas))
 
 
 def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
-    worker.one_thread()
+    one_thread()
     for limit in _MMAP_THRESHOLD, _TRIM_THRESHOLD:  # makers reuse their pages: a fresh page costs more than the values on it
         ctypes.CDLL(None).mallopt(limit, _NEVER)
     state.page.enter("init")
     problem, size, dtype = _task(config)
     maps: list[wire.Arena] = []
+    gpu = config["devices"][state.rank] if config["devices"] else None
+    state.device = CPU if gpu is None else torch.device("cuda", gpu)
+    use(state.device)
 
     def make(secret: bytes, trial: int) -> tuple[Any, ...]:
-        return problem.make_inputs(_draw(config, dtype, secret, trial, state.rank), size)  # type: ignore[no-any-return]
+        with at_work(state.device):
+            return problem.make_inputs(_draw(config, dtype, secret, trial, state), size)  # type: ignore[no-any-return]
 
     def fill(order: control.Order) -> None:
         inputs = make(order.secret, order.trial)
         for arena in maps if order.trial % 2 else reversed(maps):  # what is written last is still in a cache
             arena.write(order.slot, order.nonce, inputs)
+        finish(state.device)
 
     def map_arenas(order: control.Order) -> None:
-        maps[:] = [wire.Arena(arenas[kind], config["slots"], order.nonce) for kind in (0, 4, 2)]
+        fds = [*(arenas[kind] for kind in _FILLED), *state.channel.recv().fds]
+        maps[:] = wire.map_arenas(fds, config["slots"], [order.nonce] * len(_FILLED), gpu)
 
     state.operations |= {control.MAP: map_arenas, control.FILL: fill}
     first = make(_SIZING, 0)
-    state.told = {"in": wire.tensor_bytes(first), "out": _output_bytes(state, config, problem.reference, first)}
+    out = _output_bytes(state, config, problem.reference, first)
+    state.told = {"in": wire.tensor_bytes(first), "out": out, "cache": _cache_bytes(state.device)}
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """The last cache before the memory that this rank's tensors lie in."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else hardware.last_level_cache()
 
 
 def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:
     """How much the reference gives back: known only by running it once."""
-    worker.join_group(state.rank, state.world_size, config["store"])
-    collectives.install(state.page)
+    join_group(state.rank, state.world_size, config["store"])
+    collectives.install(state.page, staged=state.device.type == "cuda")
     size = wire.tensor_bytes(reference(*inputs))
     torch.distributed.destroy_process_group()
     return size

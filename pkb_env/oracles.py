@@ -39,14 +39,15 @@ class Oracle:
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
         self._fds: tuple[int, ...] = ()
         self._slots: Slots | None = None
-        self.call_bytes = 0
-        """Arguments and outputs of one call, all ranks; known once it is ready."""
+        self._broken = False
+        self.call_bytes = self.cache_bytes = 0
+        """Arguments and outputs of one call, all ranks; the last cache before their memory; known once it is ready."""
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.channel = zygote.spawn("oracle")
             undo.callback(hang_up, self.channel)
             path = {"path": [p or os.getcwd() for p in sys.path], "store": str(self._folder / "store"), "slots": SLOTS}
-            self._send({**path, **vars(task)})
+            self._send({**path, **vars(task), "devices": task.devices})
             self._new_reference = partial(Box, zygote, config, self._folder)
             self._reference, self._up, self._calls = self._new_reference(), False, 0
             self._leaving: Thread | None = None
@@ -62,9 +63,14 @@ class Oracle:
             body, self._fds = self._receive(_START_S)
             sizes, half = (body["in"], body["out"]), len(self._fds) // 2
             self._slots = Slots(self._fds[half:], *sizes)
-            self.call_bytes = int(body["bytes"])
+            self.call_bytes, self.cache_bytes = int(body["bytes"]), int(body["cache"])
             self._load_reference(Slots(self._fds[:half], *sizes))
         return self._slots
+
+    @property
+    def broken(self) -> bool:
+        """Whether it failed once: nobody else shall get it."""
+        return self._broken
 
     @property
     def worn(self) -> bool:
@@ -127,6 +133,7 @@ class Oracle:
         try:
             return act()
         except BoxFailed as failure:
+            self._broken = True
             why = outcome.explain(failure.report, failure.deadline_s).message
             raise HarnessError(f"the reference of {self.task.problem} failed: {why}") from None
 

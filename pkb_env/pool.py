@@ -23,7 +23,7 @@ class OraclePool:
 
     @contextmanager
     def taken(self, task: Task, cancellation: Cancellation) -> Iterator[Oracle]:
-        """A group for this task alone, its reference as fresh as a candidate; it goes back unless the block raises."""
+        """A group for this task alone, its reference as fresh as a candidate; it goes back unless it broke or the block raises."""
         oracle = self._take(task)
         try:
             if oracle.worn:
@@ -33,7 +33,10 @@ class OraclePool:
         except BaseException:
             oracle.close()
             raise
-        self._give_back(oracle)
+        if oracle.broken:
+            oracle.close()
+        else:
+            self._give_back(oracle)
 
     def close(self) -> None:
         with self._lock:

@@ -57,19 +57,21 @@ class Draw:
     world_size: int
     profile: str = "hardened"
     dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    """Where `make_inputs` makes tensors unless it says otherwise: whoever calls it makes this the default device."""
 
     def own(self, name: str) -> torch.Generator:
-        """CPU generator for an argument that differs on every rank."""
+        """Generator on that device for an argument that differs on every rank."""
         return self._generator(f"rank {self.rank}", name)
 
     def shared(self, name: str) -> torch.Generator:
-        """CPU generator for an argument that is equal on every rank."""
+        """Generator on that device for an argument that is equal on every rank."""
         return self._generator("all ranks", name)
 
     def _generator(self, who: str, name: str) -> torch.Generator:
         text = "\0".join((self.problem, self.size, self.profile, str(self.trial), who, name))
         digest = hashlib.blake2b(text.encode(), key=self.secret[:64], digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        return torch.Generator(self.device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,8 @@ def test_the_page_of_the_examples() -> None:
 def test_every_example_is_evaluated() -> None:
     asked = ExamplesPlan().submissions()
     files = [f"{s.backend}_{s.problem}" for s in asked]
-    assert sorted(files) == sorted(p.stem for p in texts.EXAMPLES.glob("*_*.py"))
+    there = [p.stem for p in texts.EXAMPLES.glob("*_*.py")]
+    assert sorted(files) == sorted(name for name in there if name.split("_")[0] in backends.names())
     assert files[:2] == ["torch_allreduce", "cpp_allreduce"]
     with pytest.raises(UsageError, match="world size 0 fits none"):
         ExamplesPlan(world_size=0).submissions()

@@ -141,7 +141,7 @@ def test_prose_is_an_invalid_candidate_and_no_error() -> None:
     [
         (["eval", "allreduse", "-"], "did you mean 'allreduce'?"),
         (["eval", "allreduce", "nowhere.py"], "nowhere.py: No such file or directory"),
-        (["eval", "allreduce", "-", "--backend", "cuda"], "'cuda' is planned but not there yet"),
+        (["eval", "allreduce", "-", "--backend", "parallelkittens"], "'parallelkittens' is planned but not there yet"),
         (["eval", "allreduce", "-", "--size", "huge"], "has no size 'huge'"),
         (["eval", "allreduce", "-", "--reward", "defualt"], "did you mean 'default'?"),
         (["eval", "allreduce", "-", "--store", str(ROOT / "README.md")], "cannot be used as a store"),

@@ -163,7 +163,7 @@ def test_the_spec_is_plain_data(recorded: str) -> None:
     [
         ({"problem": "alreduce"}, "did you mean 'allreduce'"),
         ({"problem": []}, "names no problem"),
-        ({"backend": "cuda"}, "planned"),
+        ({"backend": "parallelkittens"}, "planned"),
         ({"backend": "cpp", "topology": "node"}, "does not run on topology"),
         ({"topology": "moon"}, "does not run on topology"),
         ({"profile": "soft"}, "unknown profile"),

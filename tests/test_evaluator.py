@@ -17,6 +17,7 @@ import pytest
 from leftovers import Leftovers, processes
 
 import problems
+from pkb_env import oracles
 from pkb_env.boxes import Box
 from pkb_env.cancellation import Cancellation, Cancelled
 from pkb_env.config import EvalConfig
@@ -379,6 +380,18 @@ class TestBlame:
                 patch.setattr(Oracle, "call", _break)
                 assert evaluator.evaluate(of(GOOD)).status is Status.INFRA
             assert evaluator.evaluate(of(GOOD)).correct
+
+    def test_a_reference_that_does_not_come_up_is_nobodys_score(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not even that of a candidate that does not come up either: the machine may be to blame for both."""
+        with Evaluator(QUICK) as evaluator:
+            with monkeypatch.context() as patch:
+                patch.setattr(oracles, "_reference_source", lambda _: "raise RuntimeError('planted')")
+                verdict = evaluator.evaluate(of("raise RuntimeError('mine')\ndef solution(tensor): ..."))
+            assert verdict.status is Status.INFRA, verdict.message
+            assert "planted" in verdict.message
+            start = time.monotonic()
+            assert evaluator.evaluate(of(GOOD)).correct
+            assert time.monotonic() - start < QUICK.load_deadline_s  # nobody waited for the broken one
 
     def test_breaking_once_is_forgiven(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
         honest, calls = Oracle.call, iter([True])

@@ -87,7 +87,7 @@ def test_a_package_imports_only_what_lies_beneath_it(folder: str) -> None:
 
 
 def test_relative_and_hidden_imports_are_seen() -> None:
-    package = ROOT / "pkb_env" / "box" / "worker.py"
+    package = ROOT / "pkb_env" / "box" / "collectives.py"
     assert "pkb_env.box.control" in imports(package)
     assert "torch.distributed" in imports(package)
     nodes = list(ast.walk(ast.parse("import os\ndef f():\n    from training import grpo")))

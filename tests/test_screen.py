@@ -222,7 +222,7 @@ def test_backends_are_named_with_what_exists() -> None:
     with pytest.raises(UsageError, match="did you mean 'torch'"):
         backends.load("troch")
     with pytest.raises(UsageError, match="planned"):
-        backends.load("cuda")
+        backends.load("parallelkittens")
     with pytest.raises(UsageError, match="does not run on topology 'node'"):
         backends.load("cpp", "node")
 

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import gaps
 from .control import Page
+from .staged import STAGED
 
 NOTED = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
@@ -49,11 +50,12 @@ _MOVES_BYTES = ("all_gather_tensor", "all_gather_single", "broadcast", "all_to_a
 """Functional collectives that only move data, so that fp8 can travel as bytes."""
 
 
-def install(page: Page) -> None:
-    """Patch torch.distributed in this process; call once, after the group exists."""
+def install(page: Page, *, staged: bool = False) -> None:
+    """Patch torch.distributed in this process; call once, after the group exists.  `staged`: tensors of a GPU over gloo."""
     notes = Notes(page)
-    modules = (dist, dist.distributed_c10d)
-    _patch(notes, modules, NOTED, lambda name, original: functools.partial(_GAPS[name], original) if name in _GAPS else original)
+    modules, gaps_here = (dist, dist.distributed_c10d), _GAPS | (STAGED if staged else {})
+    _patch(notes, modules, NOTED,
+           lambda name, original: functools.partial(gaps_here[name], original) if name in gaps_here else original)  # fmt: skip
     _patch(notes, (functional,), NOTED_FUNCTIONAL,
            lambda name, original: functools.partial(_moved_as_bytes, original) if name in _MOVES_BYTES else original)  # fmt: skip
     notes.note_waiting()

@@ -5,24 +5,43 @@ from __future__ import annotations
 import faulthandler
 import signal
 import socket
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from . import control, worker
 from .channel import Channel
-from .wire import Arena
+from .setting_up import CPU, one_thread, silence, use
+from .wire import map_arenas
 
 
-def enter(config: dict[str, Any], rank: int, lines: worker.Lines, inputs: int, outputs: int, symmetric: list[int]) -> None:
-    """Attach to what the supervisor made, load the candidate, serve; never returns."""
+def enter(config: dict[str, Any], rank: int, lines: worker.Lines, arenas: Sequence[int], symmetric: list[int]) -> None:
+    """Attach to what the supervisor made, load the candidate, serve; never returns.
+
+    Args:
+        config: of the box.
+        rank: which one.
+        lines: to the supervisor.
+        arenas: inputs and outputs; on a GPU, also their memory there.
+        symmetric: memory files of all ranks.
+    """
     channel = Channel(socket.socket(fileno=lines.channel))
     channel.send({"event": "hello"})
-    worker.silence(lines.output)
-    worker.one_thread()
+    silence(lines.output)
+    one_thread()
     faulthandler.enable(file=lines.dump, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=lines.dump, all_threads=True)
+    gpu = config["devices"][rank] if config["devices"] else None
     state = worker.Rank(
         rank, config["world_size"], channel, control.Page(lines.control, rank), lines.go, lines.done,
-        Arena(inputs, config["slots"], config["in_capacity"]), Arena(outputs, config["slots"], config["out_capacity"]),
-        names=tuple(config["names"]),
+        CPU if gpu is None else torch.device("cuda", gpu), names=tuple(config["names"]),
     )  # fmt: skip
-    worker.run(state, worker.prepare_box(config, symmetric))
+    prepare = worker.prepare_box(config, symmetric)
+
+    def attached(state: worker.Rank) -> None:
+        use(state.device)
+        state.inputs, state.outputs = map_arenas(arenas, config["slots"], (config["in_capacity"], config["out_capacity"]), gpu)
+        prepare(state)
+
+    worker.run(state, attached)

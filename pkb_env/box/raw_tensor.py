@@ -17,6 +17,8 @@ _NAMES = (
 )  # fmt: skip
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
 """By name.  A quantised type needs more than its bytes: reading one from a buffer crashes torch."""
+Buffer = mmap.mmap | torch.Tensor
+"""Host memory, or a GPU's as a tensor of bytes."""
 _MAX_DIMS = 16
 _MAX_ELEMENTS = 1 << 48
 
@@ -26,9 +28,16 @@ def countable(shape: list[int]) -> bool:
     return len(shape) <= _MAX_DIMS and all(n >= 0 for n in shape) and math.prod(n for n in shape if n) < _MAX_ELEMENTS
 
 
-def view(buffer: mmap.mmap, dtype: torch.dtype, shape: list[int], offset: int) -> torch.Tensor:
+def device_of(buffer: Buffer) -> torch.device:
+    """Where the tensors in a buffer live."""
+    return buffer.device if isinstance(buffer, torch.Tensor) else torch.device("cpu")
+
+
+def view(buffer: Buffer, dtype: torch.dtype, shape: list[int], offset: int) -> torch.Tensor:
     """The tensor that lies at `offset` bytes of a buffer and shares its memory."""
     count = math.prod(shape)
     if not count:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=device_of(buffer))
+    if isinstance(buffer, torch.Tensor):
+        return buffer[offset : offset + count * dtype.itemsize].view(dtype).view(shape)
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from .leaves import Alias, Foreign, Oversized
-from .raw_tensor import DTYPES, countable, view
+from .raw_tensor import DTYPES, Buffer, countable, device_of, view
 
 ALIGN = 256
 """Offsets of tensors are multiples of it."""
@@ -44,8 +43,9 @@ class _TooLarge(ValueError):
 class Writer:
     """Puts the tensors of a tree into a slot and describes the tree."""
 
-    def __init__(self, buffer: mmap.mmap | None, start: int, capacity: int, aliases: Aliases) -> None:
-        self._buffer, self._start, self._capacity, self._aliases = buffer, start, capacity, aliases
+    def __init__(self, buffer: Buffer, start: int, capacity: int, aliases: Aliases, *, copies: bool = True) -> None:
+        self._buffer, self._start, self._capacity, self._aliases, self._copies = buffer, start, capacity, aliases, copies
+        self._device = device_of(buffer)
         self._next, self._nodes = ROOM_FOR_TREE, 0
         self._base = self._used = 0
 
@@ -89,9 +89,9 @@ class Writer:
 
     def _tensor(self, value: torch.Tensor) -> dict[str, Any]:
         dtype = str(value.dtype).removeprefix("torch.")
-        if value.is_nested or value.layout is not torch.strided or value.device.type != "cpu":
+        if value.is_nested or value.layout is not torch.strided or value.device != self._device:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            return {"f": f"Tensor on {value.device.type} with layout {layout}"}
+            return {"f": f"Tensor on {value.device if value.is_cuda else value.device.type} with layout {layout}"}
         shape = list(value.shape)
         if dtype not in DTYPES or not countable(shape):
             return {"f": f"Tensor of dtype {dtype} with shape {str(shape)[:80]}"}
@@ -102,7 +102,7 @@ class Writer:
         if self._next + size > self._capacity:
             return {"o": [dtype, shape]}
         offset, self._next = self._next, self._next + -(-size // ALIGN) * ALIGN
-        if size and self._buffer is not None:
+        if size and self._copies:
             view(self._buffer, value.dtype, shape, self._start + offset).copy_(value.detach())
         argument = self._aliases(value)
         return {"t": [dtype, shape, offset]} if argument is None else {"a": [argument, dtype, shape, offset]}
@@ -111,7 +111,7 @@ class Writer:
 class Reader:
     """Finds the tensors of a described tree in a slot; every number is checked before it is used."""
 
-    def __init__(self, buffer: mmap.mmap, start: int, capacity: int) -> None:
+    def __init__(self, buffer: Buffer, start: int, capacity: int) -> None:
         self._buffer, self._start, self._capacity, self._nodes = buffer, start, capacity, 0
 
     def tree(self, node: Any, depth: int = 0) -> Any:

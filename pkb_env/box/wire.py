@@ -1,9 +1,10 @@
-"""What crosses the wall: raw tensor bytes and a JSON description of their tree, in a sealed memory file.  Never pickle.
+"""What crosses the wall: raw tensor bytes and a JSON description of their tree, in memory that both sides map.  Never pickle.
 
-An arena is one memory file of one rank, cut into slots of equal size.  A slot holds a header (magic, nonce, length), the
-description, then the bytes of every tensor at aligned offsets.  The reader assumes that a hostile rank wrote it: every
-number is checked before it is used.
-Not here: how a tree is described (`tree`).
+An arena is one sealed memory file of one rank, cut into slots of equal size.  A slot holds a header (magic, nonce, length), the
+description, then the bytes of every tensor at aligned offsets; where the tensors live on a GPU they lie at the same offsets of
+memory there, and the file holds the rest.  The reader assumes that a hostile rank wrote it: every number is checked before it
+is used.
+Not here: how a tree is described (`tree`), memory of a GPU (`device_memory`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .raw_tensor import view
+from .raw_tensor import Buffer, view
 from .tree import ALIGN, ROOM_FOR_TREE, Aliases, Reader, WireViolation, Writer
 
 _HEADER = struct.Struct("<QQQ")
@@ -57,13 +58,28 @@ def tensor_bytes(tree: Any) -> int:
     return sum(map(tensor_bytes, tree)) if isinstance(tree, (tuple, list)) else 0
 
 
+def map_arenas(fds: Sequence[int], slots: int, capacities: Sequence[int], gpu: int | None = None) -> list[Arena]:
+    """One arena per capacity.  `fds`: their files; with a GPU, behind them as many descriptors of memory there."""
+    if gpu is None:
+        return [Arena(fd, slots, capacity) for fd, capacity in zip(fds, capacities, strict=True)]
+    from .device_memory import attach  # noqa: PLC0415  wants a driver
+
+    files, memory = fds[: len(capacities)], fds[len(capacities) :]
+    return [
+        Arena(file, slots, capacity, attach(fd, slots * capacity, gpu))
+        for file, fd, capacity in zip(files, memory, capacities, strict=True)
+    ]
+
+
 class Arena:
     """A mapped arena of one rank."""
 
-    def __init__(self, fd: int, slots: int, capacity: int) -> None:
+    def __init__(self, fd: int, slots: int, capacity: int, memory: torch.Tensor | None = None) -> None:
+        """`memory`: uint8 [slots * capacity] on a GPU, for the tensors; without it they lie in the file."""
         self.slots, self.capacity = slots, capacity
         self._map = mmap.mmap(fd, slots * capacity)
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._tensors: Buffer = self._map if memory is None else memory
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if memory is None else memory.data_ptr()
         self._parsed: dict[int, tuple[bytes, Any]] = {}
         self._begun, self._free = -1, ROOM_FOR_TREE
 
@@ -86,11 +102,11 @@ class Arena:
         if size > self.capacity - self._free:
             raise MemoryError(f"an output of {size} bytes; {self.capacity - self._free} are left for the outputs of this call")
         offset, self._free = self._free, self._free + -(-size // ALIGN) * ALIGN
-        return view(self._map, dtype, list(shape), self._begun * self.capacity + offset)
+        return view(self._tensors, dtype, list(shape), self._begun * self.capacity + offset)
 
     def write(self, slot: int, nonce: int, tree: Any, aliases: Aliases = lambda _: None) -> None:
         """Put a tree into a slot; what cannot cross is described, not raised."""
-        writer = Writer(self._map, slot * self.capacity, self.capacity, aliases)
+        writer = Writer(self._tensors, slot * self.capacity, self.capacity, aliases)
         if slot == self._begun:
             writer.resident(self._base, self._free)
         description = writer.describe(tree)
@@ -113,7 +129,7 @@ class Arena:
         if length > ROOM_FOR_TREE - _HEADER.size:
             raise WireViolation(f"slot {slot} claims a description of {length} bytes")
         text = self._map[start + _HEADER.size : start + _HEADER.size + length]
-        return Reader(self._map, start, self.capacity).tree(self._description(slot, text))
+        return Reader(self._tensors, start, self.capacity).tree(self._description(slot, text))
 
     def holds(self, slot: int, nonce: int) -> bool:
         """Whether a tree with this nonce was put into the slot."""
@@ -122,8 +138,8 @@ class Arena:
     def reread(self, slot: int, tree: Any) -> Any:
         """What a slot holds now where `tree` was written; the description in the slot is not looked at."""
         start = slot * self.capacity
-        node = Writer(None, start, self.capacity, lambda _: None).node(tree, 0)
-        return Reader(self._map, start, self.capacity).tree(node)
+        node = Writer(self._tensors, start, self.capacity, lambda _: None, copies=False).node(tree, 0)
+        return Reader(self._tensors, start, self.capacity).tree(node)
 
     def _description(self, slot: int, text: bytes) -> Any:
         known = self._parsed.get(slot)

@@ -7,7 +7,6 @@ ran the candidate.  The time of a call is taken outside, from the go signal to t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import linecache
 import os
@@ -16,19 +15,16 @@ import traceback
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from . import collectives, control
 from .channel import Channel
+from .setting_up import CPU, finish, join_group
 from .wire import Arena
 
 CANDIDATE = "candidate.py"
-_GLOO_TIMEOUT = timedelta(hours=1)
-"""The supervisor owns every deadline; gloo's own must never fire first."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Rank:
     page: control.Page
     go: int
     done: int
+    device: torch.device = CPU
     inputs: Arena | None = None
     outputs: Arena | None = None
     solution: Callable[..., Any] | None = None
@@ -63,25 +60,6 @@ class Rank:
 
 
 _current: Rank | None = None
-
-
-def join_group(rank: int, world_size: int, store: str) -> None:
-    """Initialise the default process group over gloo; the store is a file, no port is opened for it.
-
-    Gloo's threads inherit the batch policy: as ordinary ones they push the thread off its core that holds the lock they
-    want, and then poll for it until the next tick, which made 1 MiB all-reduces of 0.8 ms last 5 ms.
-    """
-    shared = dist.FileStore(store, world_size)  # type: ignore[attr-defined]  # public, yet not in its stub
-    _schedule_as(os.SCHED_BATCH)
-    try:
-        dist.init_process_group("gloo", store=shared, rank=rank, world_size=world_size, timeout=_GLOO_TIMEOUT)
-    finally:
-        _schedule_as(os.SCHED_OTHER)
-
-
-def _schedule_as(policy: int) -> None:
-    with contextlib.suppress(OSError):  # a container may refuse it; then times are only noisier
-        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 def load(source: str, page: control.Page) -> Callable[..., Any]:
@@ -107,8 +85,10 @@ def call(state: Rank, order: control.Order) -> None:
     state.outputs.begin(order.slot)
     called = time.perf_counter_ns()
     outputs = state.solution(*arguments)
+    finish(state.device)
     returned = time.perf_counter_ns()
     state.outputs.write(order.slot, order.nonce, outputs, lambda tensor: _argument_of(state, arguments, tensor))
+    finish(state.device)
     state.page.enter("returned")
     state.page.note_plumbing(called - woken + time.perf_counter_ns() - returned)
 
@@ -125,7 +105,7 @@ def new_output(*shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     extents = [n for part in shape for n in (part if isinstance(part, Sequence) else [part])]
     if _current is None or _current.outputs is None:
-        return torch.empty(extents, dtype=dtype)
+        return torch.empty(extents, dtype=dtype, device=_current.device if _current else None)
     return _current.outputs.new(extents, dtype)
 
 
@@ -136,8 +116,13 @@ def _argument_of(state: Rank, arguments: tuple[Any, ...], tensor: torch.Tensor) 
     if place is None:
         return None
     best = max(
-        ((at, i) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) for at in [state.inputs.contains(a)]
-         if at is not None and at <= place),
+        (
+            (at, i)
+            for i, a in enumerate(arguments)
+            if isinstance(a, torch.Tensor)
+            for at in [state.inputs.contains(a)]
+            if at is not None and at <= place
+        ),
         default=(0, 0),
     )[1]
     return state.names[best] if best < len(state.names) else f"argument {best}"
@@ -164,11 +149,17 @@ def tell_failure(state: Rank, error: BaseException) -> None:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == CANDIDATE]
     log = getattr(error, "log", None)
     with contextlib.suppress(OSError):
-        state.channel.send({
-            "event": "raised", "phase": phase, "type": type(error).__name__, "text": _text(error)[:2000],
-            "line": frames[-1].lineno if frames else getattr(error, "lineno", None),
-            "function": frames[-1].name if frames else None, "log": log[:20_000] if isinstance(log, str) else None,
-        })
+        state.channel.send(
+            {
+                "event": "raised",
+                "phase": phase,
+                "type": type(error).__name__,
+                "text": _text(error)[:2000],
+                "line": frames[-1].lineno if frames else getattr(error, "lineno", None),
+                "function": frames[-1].name if frames else None,
+                "log": log[:20_000] if isinstance(log, str) else None,
+            }
+        )
 
 
 def _text(error: BaseException) -> str:
@@ -213,30 +204,15 @@ def prepare_box(config: dict[str, Any], symmetric: list[int]) -> Callable[[Rank]
         from . import symm_mem  # noqa: PLC0415
 
         state.page.enter("init")
-        join_group(state.rank, state.world_size, config["store"])
-        collectives.install(state.page)
+        join_group(state.rank, state.world_size, config["store"], config["group"], state.device)
+        collectives.install(state.page, staged=state.device.type == "cuda" and config["group"] == "gloo")
         compiler.connect(request(state.channel))
         compiler.install()
         if config["native"]:
             symm_mem.attach(symmetric, state.rank, state.world_size, config["native"], state.page.wait_address)
-        symm_mem.install()
+        if state.device.type == "cpu":
+            symm_mem.install()
         state.operations[control.CALL] = lambda order: call(state, order)
         state.solution = load(config["source"], state.page)
 
     return prepare
-
-
-def silence(output: int) -> None:
-    """Send standard output and error to the supervisor, take input from nowhere."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(null)
-    os.close(output)
-
-
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(15, b"pkb-rank", 0, 0, 0)

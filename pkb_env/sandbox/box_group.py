@@ -19,17 +19,20 @@ from pkb_env.box.worker import Lines
 from pkb_env.sandbox import hang, limits, walls
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
-from pkb_env.sandbox.visible import DEVICES
+from pkb_env.sandbox.launcher import NO_MULTICAST
 
-ENVIRONMENT = ("PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+ENVIRONMENT = (
+    "PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+    "CUDA_HOME", *NO_MULTICAST,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Fds:
     """Descriptors of one box, by rank."""
 
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    arenas: tuple[tuple[int, ...], ...]
+    """Inputs and outputs; on GPUs, behind them their memory there."""
     symmetric: tuple[int, ...]
 
 
@@ -41,13 +44,13 @@ def main(upstream: Channel) -> None:
 
     symmetric = tuple(symm_arena.create(world_size, config["symmetric_bytes"])) if config["native"] else ()
     shared = sum(os.fstat(fd).st_size for fd in symmetric) + config["slots"] * (config["in_capacity"] + config["out_capacity"])
-    config["rank_memory_bytes"] += limits.address_space() + shared
-    fds = Fds(first.fds[:world_size], first.fds[world_size : 2 * world_size], symmetric)
+    config["rank_memory_bytes"] += limits.memory_in_use(reserves=bool(config["devices"])) + shared
+    fds = Fds(tuple(first.fds[rank::world_size] for rank in range(world_size)), symmetric)
     walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
-    group = Group(world_size, upstream, config["output_chars"])
+    group, gpu = Group(world_size, upstream, config["output_chars"]), bool(config["devices"])
     try:
         group.start(
-            lambda: walls.confine_group(config["walls"], config["read"], config["write"], DEVICES),
+            lambda: walls.confine_group(config["walls"], config["read"], config["write"], gpu=gpu),
             lambda rank, lines: _rank_main(config, fds, rank, lines),
         )
         _load(group, config)
@@ -88,7 +91,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
 
 def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:
     """Become rank `rank`: walls first, then the box's own worker; nothing of ours stays importable."""
-    mine = {fds.inputs[rank], fds.outputs[rank], *fds.symmetric}
+    mine = {*fds.arenas[rank], *fds.symmetric}
     limits.close_all_but(own_lines(lines) | mine)
     limits.place(rank, config["world_size"])
     scratch = Path(config["scratch"])
@@ -96,12 +99,14 @@ def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> Non
     keep = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     os.environ.clear()
     os.environ.update(keep, HOME=str(scratch), TMPDIR=str(scratch), RANK=str(rank), WORLD_SIZE=str(config["world_size"]),
-                      LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(config["world_size"]))  # fmt: skip
-    walls.confine_rank(config["walls"], config["rank_memory_bytes"], config["disk_bytes"])
+                      LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(config["world_size"]), **config["environment"])  # fmt: skip
+    walls.confine_rank(
+        config["walls"], config["rank_memory_bytes"], config["disk_bytes"], config["write"], gpu=bool(config["devices"])
+    )
     _forget_ourselves(config["view"])
     from pkb_box import rank_main  # noqa: PLC0415
 
-    rank_main.enter(config, rank, lines, fds.inputs[rank], fds.outputs[rank], list(fds.symmetric))
+    rank_main.enter(config, rank, lines, fds.arenas[rank], list(fds.symmetric))
 
 
 def _forget_ourselves(view: str) -> None:

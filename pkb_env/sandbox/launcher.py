@@ -20,9 +20,12 @@ _START_S = 120.0
 _HELLO_S = 20.0
 OWNER = "PKB_OWNER"
 """Every process forked from a zygote carries the starter's process id under this name in its environment."""
-_PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME")
+NO_MULTICAST = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+"""Where an administrator set one of them, it holds for every rank."""
+_PASSED_ON = ("PATH", "LANG", "LD_LIBRARY_PATH", "CUDA_HOME", *NO_MULTICAST)
 _FIXED = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore", "PKB_NO_GYM": "1",
 }  # fmt: skip
 BOX_SOURCES = Path(__file__).resolve().parent.parent / "box"

@@ -18,7 +18,7 @@ from pkb_env.sandbox.syscalls import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, mount, p
 
 _NEWUSER, _NEWNS, _NEWIPC, _NEWNET, _NEWPID = 0x10000000, 0x00020000, 0x08000000, 0x40000000, 0x20000000
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
-_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 2, 4, 0x4000, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
 MAX_OPEN_FILES = 512
 
 
@@ -29,9 +29,14 @@ def die_with_parent(parent: int | None) -> None:
         os._exit(9)
 
 
-def cap(memory_bytes: int, file_bytes: int) -> None:
-    """Limit address space and file size in bytes, open files, core dumps."""
-    for name, value in (("AS", memory_bytes), ("FSIZE", file_bytes), ("NOFILE", MAX_OPEN_FILES), ("CORE", 0)):
+def cap(memory_bytes: int, file_bytes: int, *, reserves: bool = False) -> None:
+    """Limit memory and file size in bytes, open files, core dumps.
+
+    `reserves`: the process reserves more address space than there is memory, as CUDA does; then what counts is memory that is
+    private and can be written to.
+    """
+    memory = "DATA" if reserves else "AS"
+    for name, value in ((memory, memory_bytes), ("FSIZE", file_bytes), ("NOFILE", MAX_OPEN_FILES), ("CORE", 0)):
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -46,9 +51,9 @@ def place(rank: int, world_size: int) -> None:
         os.sched_setaffinity(0, cores[first:end])
 
 
-def address_space() -> int:
-    """Bytes of address space this process has now."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+def memory_in_use(*, reserves: bool = False) -> int:
+    """Bytes of what `cap` limits that this process has now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5 if reserves else 0]) * resource.getpagesize()
 
 
 def own_namespaces(*, pids: bool = True) -> None:
@@ -77,6 +82,17 @@ def small_folder(folder: str, size_bytes: int, files: int = 4096) -> None:
     """
     mount("none", "/", "", _MS_REC | _MS_PRIVATE, "")
     mount("tmpfs", folder, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={size_bytes},nr_inodes={files},mode=700")
+
+
+def own_proc() -> None:
+    """Show the processes of one's own name space in /proc; for its first process, which alone sees them.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    unshare(_NEWNS)
+    mount("none", "/", "", _MS_REC | _MS_PRIVATE, "")
+    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "")
 
 
 def close_all_but(keep: set[int]) -> None:

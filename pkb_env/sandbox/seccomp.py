@@ -73,13 +73,13 @@ class _Program:
         self.rows.extend(body)
 
 
-def install() -> None:
-    """Filter this thread and all threads of this process.
+def install(*, gpu: bool = False) -> None:
+    """Filter this thread and all threads of this process; `gpu`: with the sockets that CUDA and symmetric memory need.
 
     Raises:
         OSError: the kernel refused.
     """
-    rows = _program(os.getpid()).rows
+    rows = _program(os.getpid(), gpu=gpu).rows
     code = b"".join(struct.pack("HBBI", *row) for row in rows)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxQ", len(rows), ctypes.addressof(buffer))
@@ -88,7 +88,7 @@ def install() -> None:
     checked(syscall(_SECCOMP, 1, tsync, program), "seccomp")
 
 
-def _program(pid: int) -> _Program:
+def _program(pid: int, *, gpu: bool = False) -> _Program:
     program = _Program()
     program.load(_ARCH)
     program.rows.append((_JEQ, 1, 0, _ARCH_X86_64))
@@ -117,9 +117,25 @@ def _program(pid: int) -> _Program:
         (_LD, 0, 0, _ARG1), (_JEQ, 2, 0, os.SCHED_OTHER), (_JEQ, 1, 0, os.SCHED_BATCH), refuse, allow,
     )  # fmt: skip
     program.when(_PRCTL, (_LD, 0, 0, _ARG0), (_JEQ, 0, 1, PR_SET_PDEATHSIG), refuse, allow)
+    if gpu:
+        _unix_sockets(program, allow)
     _sockets(program, refuse, allow)
     program.give(_ALLOW)
     return program
+
+
+def _unix_sockets(program: _Program, allow: tuple[int, int, int, int]) -> None:
+    """Sequenced packets, through which CUDA passes descriptors and speaks with MPS, and datagrams, for symmetric memory's.
+
+    Streams, which is what services outside speak, stay refused; connected pairs may be of any kind.
+    """
+    unix, packets, datagrams, kind = 1, 5, 2, 0xF
+    program.when(_SOCKETPAIR, allow)
+    program.when(
+        _SOCKET,
+        (_LD, 0, 0, _ARG0), (_JEQ, 0, 5, unix), (_LD, 0, 0, _ARG1), (_AND, 0, 0, kind), (_JEQ, 1, 0, packets),
+        (_JEQ, 0, 1, datagrams), allow, (_LD, 0, 0, _NUMBER),
+    )  # fmt: skip
 
 
 def _sockets(program: _Program, refuse: tuple[int, int, int, int], allow: tuple[int, int, int, int]) -> None:

@@ -19,6 +19,9 @@ KERNEL = (
     "/sys/bus/pci/devices", "/sys/devices/pci0000:00", "/sys/class/net", "/sys/kernel/mm",
 )  # fmt: skip
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
+PROC, OWN_THREADS = "/proc", "/proc/self/task"
+GPU_READ = (PROC, "/sys/devices", "/sys/class/drm", "/sys/module/nvidia")
+"""What CUDA and NCCL look at besides: their process, the driver's tables, which memory and which links are near a GPU."""
 NEEDED = ("torch", "numpy", "setuptools")
 OURS = ("pkb_env", "problems", "rewards", "training", "tests")
 
@@ -61,6 +64,12 @@ def packages(names: Iterable[str] = NEEDED) -> dict[str, Path]:
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
         found |= {top: Path(str(distribution.locate_file(top))) for top in tops if top not in OURS}
     return found
+
+
+def devices(*, gpu: bool = False) -> list[str]:
+    """Device files that a box may use, those of the GPUs among them."""
+    found = ["/dev/nvidia-caps", *map(str, Path("/dev").glob("nvidia*"))] if gpu else []
+    return [*DEVICES, *found]
 
 
 def site_folders() -> list[Path]:

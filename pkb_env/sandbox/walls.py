@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from pkb_env.sandbox import landlock, limits, seccomp
+from pkb_env.sandbox import landlock, limits, seccomp, visible
 from pkb_env.sandbox.syscalls import drop_capabilities
 
 NAMES = ("namespaces", "landlock", "seccomp", "limits")
@@ -51,16 +51,27 @@ def enter_namespaces(walls: Iterable[str], scratch: str, scratch_bytes: int) -> 
         limits.small_folder(scratch, scratch_bytes)
 
 
-def confine_group(walls: Iterable[str], read: list[str], write: list[str], devices: Iterable[str]) -> None:
-    """For init, before it forks the ranks: they share one Landlock domain."""
+def confine_group(walls: Iterable[str], read: list[str], write: list[str], *, gpu: bool = False) -> None:
+    """For init, before it forks the ranks: they share one Landlock domain.
+
+    CUDA looks into /proc and names its threads there, so with a GPU the box sees one: with name spaces that of its own
+    processes.  What may be changed in it is left to `confine_rank`.
+    """
+    if gpu and "namespaces" in walls:
+        limits.own_proc()
     if "landlock" in walls:
-        landlock.restrict(read, write, devices)
+        read, write = (read + list(visible.GPU_READ), [*write, visible.PROC]) if gpu else (read, write)
+        landlock.restrict(read, write, visible.devices(gpu=gpu))
 
 
-def confine_rank(walls: Iterable[str], memory_bytes: int, file_bytes: int) -> None:
+def confine_rank(
+    walls: Iterable[str], memory_bytes: int, file_bytes: int, write: Iterable[str] = (), *, gpu: bool = False
+) -> None:
     """For each rank, before any line of the candidate's."""
+    if gpu and "landlock" in walls:
+        landlock.restrict_writing([*write, visible.OWN_THREADS], visible.devices(gpu=True))
     if "limits" in walls:
-        limits.cap(memory_bytes, file_bytes)
+        limits.cap(memory_bytes, file_bytes, reserves=gpu)
         drop_capabilities()
     if "seccomp" in walls:
-        seccomp.install()
+        seccomp.install(gpu=gpu)

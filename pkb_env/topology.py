@@ -1,0 +1,87 @@
+"""Where the ranks live: which topologies there are, which one this machine can offer, on which GPU each rank is.
+
+`cpu`: W processes, gloo, shared memory.  `node`: one GPU per rank, NCCL.  `shared`: W ranks on one GPU, gloo with its gaps
+filled, for correctness and development; its times compare with nothing.  GPUs are counted without waking the driver, so that
+asking costs a trainer no memory of its GPU.
+Not here: what a rank does with its GPU (`box.worker`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from pkb_env.errors import UsageError
+from pkb_env.submission import Submission
+
+TOPOLOGIES = ("cpu", "node", "shared")
+AUTO = "auto"
+_DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/dev")
+
+
+def gpus() -> int:
+    """GPUs that this machine's ranks can use; 0 where torch was built without CUDA."""
+    import torch.version  # noqa: PLC0415
+
+    return len([p for p in _DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", p.name)]) if torch.version.cuda else 0
+
+
+@cache
+def gpu_name() -> str:
+    """Model and number of the GPUs: `NVIDIA H200 x1`; of the first one, they are taken to be alike."""
+    for card in sorted(_DRIVER.glob("*/information")):
+        found = re.search(r"Model:\s*(.+)", card.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            return f"{found[1].strip()} x{gpus()}"
+    return f"GPU x{gpus()}"
+
+
+def choose(world_size: int) -> tuple[str, str]:
+    """The best topology here for so many ranks, and why."""
+    there = gpus()
+    if not there:
+        return "cpu", "this machine has no GPU that torch can use"
+    if there >= world_size:
+        return "node", f"{there} GPUs for {world_size} ranks"
+    return "shared", f"{there} GPUs are fewer than {world_size} ranks"
+
+
+def named(topology: str, world_size: int) -> str:
+    """The topology, `auto` replaced by what this machine offers."""
+    return choose(world_size)[0] if topology == AUTO else topology
+
+
+def settled(submission: Submission) -> Submission:
+    """The submission with `auto` replaced by what this machine offers.
+
+    Raises:
+        UsageError: no such topology, or too few GPUs for it here.
+    """
+    world_size, there = submission.world_size, gpus()
+    asked = named(submission.topology, world_size)
+    if asked not in TOPOLOGIES:
+        raise UsageError(f"topology {asked!r} does not exist; there is {', '.join(TOPOLOGIES)}, and {AUTO}")
+    needed = {"cpu": 0, "node": world_size, "shared": 1}[asked]
+    if there < needed:
+        best, why = choose(world_size)
+        raise UsageError(
+            f"topology {asked!r} with {world_size} ranks needs {needed} GPUs, here are {there}; use {best!r} ({why})"
+        )
+    return replace(submission, topology=asked)
+
+
+def devices(topology: str, world_size: int) -> list[int]:
+    """The GPU of every rank; none on the CPU."""
+    return {"cpu": [], "node": list(range(world_size)), "shared": [0] * world_size}[topology]
+
+
+def group_backend(topology: str) -> str:
+    """Backend of the ranks' default process group."""
+    return "nccl" if topology == "node" else "gloo"
+
+
+def environment(topology: str) -> dict[str, str]:
+    """Variables that the ranks need: torch's symmetric memory refuses two ranks on one GPU unless it is told so."""
+    return {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"} if topology == "shared" else {}
