@@ -28,7 +28,7 @@ def evaluate(
     world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")] = 2,
     size: Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")] = "default",
     profile: Annotated[str, typer.Option("--profile", help="hardened, or upstream: the public benchmark's inputs")] = "hardened",
-    topology: Annotated[str, typer.Option("--topology", help="where the ranks live: cpu, node (a GPU each), shared (one GPU) or auto")] = "cpu",
+    topology: Annotated[str, typer.Option("--topology", help="cpu, node (a GPU each), shared (one) or auto")] = "cpu",
     reward: Annotated[str, typer.Option("--reward", "-r", help="a preset, or a TOML file")] = "default",
     store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
     pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs, at least 5; 0: no time")] = None,

@@ -20,6 +20,7 @@ from pkb_env.sandbox import hang, limits, walls
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
 from pkb_env.sandbox.launcher import NO_MULTICAST
+from pkb_env.sandbox.visible import gpu_devices
 
 ENVIRONMENT = (
     "PATH", "LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
@@ -47,11 +48,11 @@ def main(upstream: Channel) -> None:
     config["rank_memory_bytes"] += limits.memory_in_use(reserves=bool(config["devices"])) + shared
     fds = Fds(tuple(first.fds[rank::world_size] for rank in range(world_size)), symmetric)
     walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
-    group, gpu = Group(world_size, upstream, config["output_chars"]), bool(config["devices"])
+    group, gpu = Group(world_size, upstream, config["output_chars"]), gpu_devices() if config["devices"] else []
     try:
         group.start(
-            lambda: walls.confine_group(config["walls"], config["read"], config["write"], gpu=gpu),
-            lambda rank, lines: _rank_main(config, fds, rank, lines),
+            lambda: walls.confine_group(config["walls"], config["read"], config["write"], gpu),
+            lambda rank, lines: _rank_main(config, fds, gpu, rank, lines),
         )
         _load(group, config)
         _serve(group)
@@ -89,7 +90,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
     return {"event": "done", "ranks_ns": stamps, "plumbing_ns": [rank.page.plumbing_ns() for rank in group.ranks]}
 
 
-def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> None:
+def _rank_main(config: dict[str, Any], fds: Fds, gpu: list[str], rank: int, lines: Lines) -> None:
     """Become rank `rank`: walls first, then the box's own worker; nothing of ours stays importable."""
     mine = {*fds.arenas[rank], *fds.symmetric}
     limits.close_all_but(own_lines(lines) | mine)
@@ -100,9 +101,7 @@ def _rank_main(config: dict[str, Any], fds: Fds, rank: int, lines: Lines) -> Non
     os.environ.clear()
     os.environ.update(keep, HOME=str(scratch), TMPDIR=str(scratch), RANK=str(rank), WORLD_SIZE=str(config["world_size"]),
                       LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(config["world_size"]), **config["environment"])  # fmt: skip
-    walls.confine_rank(
-        config["walls"], config["rank_memory_bytes"], config["disk_bytes"], config["write"], gpu=bool(config["devices"])
-    )
+    walls.confine_rank(config["walls"], config["rank_memory_bytes"], config["disk_bytes"], config["write"], gpu)
     _forget_ourselves(config["view"])
     from pkb_box import rank_main  # noqa: PLC0415
 

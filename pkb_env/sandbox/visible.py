@@ -66,10 +66,9 @@ def packages(names: Iterable[str] = NEEDED) -> dict[str, Path]:
     return found
 
 
-def devices(*, gpu: bool = False) -> list[str]:
-    """Device files that a box may use, those of the GPUs among them."""
-    found = ["/dev/nvidia-caps", *map(str, Path("/dev").glob("nvidia*"))] if gpu else []
-    return [*DEVICES, *found]
+def gpu_devices() -> list[str]:
+    """Device files of the GPUs; to be asked before /dev can no longer be listed."""
+    return ["/dev/nvidia-caps", *map(str, Path("/dev").glob("nvidia*"))]
 
 
 def site_folders() -> list[Path]:

@@ -7,7 +7,7 @@ Names: `namespaces` (own network, IPC, process ids, scratch folder), `landlock` 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pkb_env.sandbox import landlock, limits, seccomp, visible
 from pkb_env.sandbox.syscalls import drop_capabilities
@@ -51,7 +51,7 @@ def enter_namespaces(walls: Iterable[str], scratch: str, scratch_bytes: int) -> 
         limits.small_folder(scratch, scratch_bytes)
 
 
-def confine_group(walls: Iterable[str], read: list[str], write: list[str], *, gpu: bool = False) -> None:
+def confine_group(walls: Iterable[str], read: list[str], write: list[str], gpu: Sequence[str] = ()) -> None:
     """For init, before it forks the ranks: they share one Landlock domain.
 
     CUDA looks into /proc and names its threads there, so with a GPU the box sees one: with name spaces that of its own
@@ -61,17 +61,17 @@ def confine_group(walls: Iterable[str], read: list[str], write: list[str], *, gp
         limits.own_proc()
     if "landlock" in walls:
         read, write = (read + list(visible.GPU_READ), [*write, visible.PROC]) if gpu else (read, write)
-        landlock.restrict(read, write, visible.devices(gpu=gpu))
+        landlock.restrict(read, write, [*visible.DEVICES, *gpu])
 
 
 def confine_rank(
-    walls: Iterable[str], memory_bytes: int, file_bytes: int, write: Iterable[str] = (), *, gpu: bool = False
+    walls: Iterable[str], memory_bytes: int, file_bytes: int, write: Iterable[str] = (), gpu: Sequence[str] = ()
 ) -> None:
-    """For each rank, before any line of the candidate's."""
+    """For each rank, before any line of the candidate's.  `gpu`: device files of the GPUs, for ranks that have one."""
     if gpu and "landlock" in walls:
-        landlock.restrict_writing([*write, visible.OWN_THREADS], visible.devices(gpu=True))
+        landlock.restrict_writing([*write, visible.OWN_THREADS], [*visible.DEVICES, *gpu])
     if "limits" in walls:
-        limits.cap(memory_bytes, file_bytes, reserves=gpu)
+        limits.cap(memory_bytes, file_bytes, reserves=bool(gpu))
         drop_capabilities()
     if "seccomp" in walls:
-        seccomp.install(gpu=gpu)
+        seccomp.install(gpu=bool(gpu))
