@@ -23,7 +23,7 @@ class OraclePool:
 
     @contextmanager
     def taken(self, task: Task, cancellation: Cancellation) -> Iterator[Oracle]:
-        """A group for this task alone, its reference as fresh as a candidate; it goes back unless it broke or the block raises."""
+        """A group for this task alone, as fresh as a candidate; it goes back unless it broke or the block raises."""
         oracle = self._take(task)
         try:
             if oracle.worn:
