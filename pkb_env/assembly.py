@@ -60,8 +60,8 @@ class Case:
         return {
             "problem": self.problem.slug, "problem_version": self.problem.version, "profile": s.profile, "size": s.size,
             "world_size": s.world_size, "backend": s.backend, "topology": s.topology, "digest": self.candidate.digest,
-            "dtype": s.dtype, "hardware": hardware.cpu() if s.topology == "cpu" else topology.gpu_name(),
-            "toolchain": hardware.toolchain(machine.broker.version),
+            "dtype": s.dtype, "hardware": topology.hardware_name(s.topology),
+            "toolchain": hardware.toolchain(machine.broker.versions(cuda=s.topology != "cpu")),
             "mechanisms": mechanisms(self.candidate), "findings": self.findings,
         }  # fmt: skip
 

@@ -100,10 +100,12 @@ class Broker:
                 self._cuda = CudaToolchain.detect()
             return self._cuda
 
-    @property
-    def version(self) -> str:
-        """The compiler's name in records."""
-        return self.prepared().toolchain.version
+    def versions(self, *, cuda: bool = False) -> str:
+        """The compilers' names in records; with `cuda` also nvcc's, or that there is none."""
+        host = self.prepared().toolchain.version
+        with contextlib.suppress(NoCudaCompiler):
+            return f"{host}, {self.cuda().version}" if cuda else host
+        return f"{host}, no nvcc"
 
     def build(
         self, request: Any, folder: Path, builds: Builds = Builds.SHARED, wanted: Callable[[], bool] = lambda: True

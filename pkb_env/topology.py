@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from pkb_env import hardware
 from pkb_env.errors import UsageError
 from pkb_env.submission import Submission
 
@@ -36,6 +37,11 @@ def gpu_name() -> str:
         if found:
             return f"{found[1].strip()} x{gpus()}"
     return f"GPU x{gpus()}"
+
+
+def hardware_name(topology: str) -> str:
+    """What the ranks of a topology run on, for records."""
+    return hardware.cpu() if topology == "cpu" else gpu_name()
 
 
 def choose(world_size: int) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verdicts import example, timed
 
+from pkb_env import backends
 from pkb_env.bench import examples, latency, null, texts, throughput
 from pkb_env.bench.examples_run import Plan as ExamplesPlan
 from pkb_env.bench.null_run import Notebook, Plan, take

@@ -71,7 +71,7 @@ def _timed(kind: str, submission: Submission, evaluate: Callable[[Submission], V
 def _command(submission: Submission, config: EvalConfig) -> Verdict:
     """A fresh `pkb eval`."""
     s = submission
-    where = ["--backend", s.backend, "--world-size", str(s.world_size), "--size", s.size]
+    where = ["--backend", s.backend, "--world-size", str(s.world_size), "--size", s.size, "--topology", s.topology]
     counts = ["--trials", str(config.trials), "--pairs", str(config.pairs), "--time-budget", str(config.time_budget_s)]
     counts += ["--precision", str(config.precision)]
     command = [sys.executable, "-m", "pkb_env.cli", "eval", s.problem, "-", "--json", *where, *counts]

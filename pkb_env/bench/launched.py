@@ -31,9 +31,9 @@ def main() -> None:
     """Read the task, do it, write outputs and stamps."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _stamps["imported"] = time.monotonic()
-    dist.init_process_group("gloo")
+    device = _joined(task["topology"])
     _stamps["joined"] = time.monotonic()
-    solution, arguments = _solution(task["source"]), _arguments(task)
+    solution, arguments = _solution(task["source"]), _arguments(task, device)
     folder, rank = Path(task["folder"]), dist.get_rank()
     torch.save(solution(*arguments), folder / f"rank_{rank}.pt")
     mean_ms = _time(solution, arguments, task["warm_up"], task["calls"])
@@ -42,19 +42,32 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def _joined(topology: str) -> str:
+    """The device of this rank, once it is in its group."""
+    if topology == "cpu":
+        dist.init_process_group("gloo")
+        return "cpu"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if topology == "node" else "gloo", device_id=device if topology == "node" else None)
+    return str(device)
+
+
 def _solution(path: str) -> Any:
     names: dict[str, Any] = {"__name__": "solution"}
     exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), names)  # noqa: S102  a trusted source of ours
     return names["solution"]
 
 
-def _arguments(task: dict[str, Any]) -> tuple[Any, ...]:
+def _arguments(task: dict[str, Any], device: str) -> tuple[Any, ...]:
     problem = problems.load(task["problem"])
     draw = Draw(
         secret=bytes.fromhex(task["secret"]), problem=task["problem"], size=task["size"], trial=task["trial"],
         rank=dist.get_rank(), world_size=int(os.environ["WORLD_SIZE"]), profile=task["profile"],
+        dtype=getattr(torch, task["dtype"]), device=device,
     )  # fmt: skip
-    return problem.make_inputs(draw, problem.size(task["size"], task["profile"]))
+    with torch.device(device):
+        return problem.make_inputs(draw, problem.size(task["size"], task["profile"]))
 
 
 def _time(solution: Any, arguments: tuple[Any, ...], warm_up: int, calls: int) -> float | None:
@@ -64,10 +77,17 @@ def _time(solution: Any, arguments: tuple[Any, ...], warm_up: int, calls: int) -
     for _ in range(warm_up):
         solution(*arguments)
     dist.barrier()
+    _finish()
     start = time.perf_counter()
     for _ in range(calls):
         solution(*arguments)
+    _finish()
     return (time.perf_counter() - start) / calls * 1e3
+
+
+def _finish() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pkb_env.bench import texts
 from pkb_env.bench.latency import Launch
 from pkb_env.errors import HarnessError
 from pkb_env.load import Meter
+from pkb_env.submission import Submission
 
 _PROGRAM = Path(__file__).with_name("launched.py")
 _DEADLINE_S = 600.0
@@ -54,6 +55,7 @@ class PublicWay:
     warm_up: int = 500
     calls: int = 100
     """Timed calls; 0 leaves the timed launches out."""
+    topology: str = "cpu"
 
     def run(self, heard: Callable[[Launch], None] = lambda _: None) -> list[Launch]:
         """All launches, one after the other.
@@ -79,7 +81,8 @@ class PublicWay:
         counts = {"warm_up": self.warm_up, "calls": self.calls} if timed else {"warm_up": 0, "calls": 0}
         task = {
             "problem": self.problem, "size": self.size, "profile": self.profile, "secret": _SECRET, "trial": trial,
-            "source": str(root / "source.py"), "folder": str(folder), **counts,
+            "source": str(root / "source.py"), "folder": str(folder), "topology": self.topology, **counts,
+            "dtype": Submission("", self.problem, topology=self.topology).dtype,
         }  # fmt: skip
         (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
         start = time.monotonic()

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pkb_env import hardware
+from pkb_env import hardware, topology
 from pkb_env.bench import texts
 from pkb_env.bench.null import Reading
 from pkb_env.config import EvalConfig
@@ -38,12 +38,13 @@ class Plan:
     world_size: int = 2
     size: str = "default"
     config: EvalConfig = field(default_factory=EvalConfig)
+    topology: str = "cpu"
 
     def setting(self) -> dict[str, Any]:
         """What readings must have in common to be pooled."""
         return {
-            "hardware": hardware.cpu(), "harness": hardware.harness(), "world_size": self.world_size, "size": self.size,
-            "config": self.config.model_dump(mode="json"),
+            "hardware": topology.hardware_name(self.topology), "harness": hardware.harness(), "topology": self.topology,
+            "world_size": self.world_size, "size": self.size, "config": self.config.model_dump(mode="json"),
         }  # fmt: skip
 
 
@@ -115,7 +116,8 @@ def _reading(evaluator: Evaluator, plan: Plan, problem: str) -> Reading:
     text = texts.unique(texts.reference(problem), f"null reading {secrets.token_hex(8)}")
     at, start = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     with Meter() as meter:  # through `evaluate_many`, which an interrupt leaves without a trace
-        verdict = evaluator.evaluate_many([Submission(text, problem, world_size=plan.world_size, size=plan.size)])[0]
+        asked = Submission(text, problem, world_size=plan.world_size, size=plan.size, topology=plan.topology)
+        verdict = evaluator.evaluate_many([asked])[0]
     seconds = time.monotonic() - start
     if verdict.speedup is not None and not 0 < verdict.stage_s.get("time", 0.0) <= seconds:
         raise HarnessError(f"a reading of {problem} carries a speed-up that was not measured just now: stages {verdict.stage_s}")

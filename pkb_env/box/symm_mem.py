@@ -176,6 +176,19 @@ class SymmetricMemory:
             )
 
 
+def hand_over() -> None:
+    """Answer with torch's own symmetric memory, for ranks that have GPUs; `device` is then the current one if not given."""
+    import torch.distributed._symmetric_memory as torchs  # noqa: PLC0415
+
+    def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
+        return torchs.empty(*size, dtype=dtype, device=torch.device(device or "cuda"))
+
+    def rendezvous(tensor: torch.Tensor, group: Any = None) -> Any:
+        return torchs.rendezvous(tensor, dist.group.WORLD if group is None else group)  # type: ignore[arg-type]
+
+    globals().update(empty=empty, rendezvous=rendezvous, is_symm_mem_tensor=torchs.is_symm_mem_tensor)
+
+
 def install() -> None:
     """Make `torch.distributed._symmetric_memory` answer on the CPU with what is here."""
     from . import symm_patch  # noqa: PLC0415  imports torch's module, which takes 0.1 s

@@ -210,8 +210,7 @@ def prepare_box(config: dict[str, Any], symmetric: list[int]) -> Callable[[Rank]
         compiler.install()
         if config["native"]:
             symm_mem.attach(symmetric, state.rank, state.world_size, config["native"], state.page.wait_address)
-        if state.device.type == "cpu":
-            symm_mem.install()
+        (symm_mem.install if state.device.type == "cpu" else symm_mem.hand_over)()
         state.operations[control.CALL] = lambda order: call(state, order)
         state.solution = load(config["source"], state.page)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pkb_env.cli import bench_examples, bench_setting, session
-from pkb_env.cli.bench_setting import AsJson, Out, Pairs, Size, WorldSize
+from pkb_env.cli.bench_setting import AsJson, Out, Pairs, Size, Topology, WorldSize
 
 if TYPE_CHECKING:
     from pkb_env.bench.null import Reading
@@ -28,6 +28,7 @@ def null(
     problem: Annotated[list[str] | None, typer.Option("--problem", "-p", help="name or split; repeatable; default: all")] = None,
     readings: Annotated[int, typer.Option("--readings", "-n", min=1, help="of each problem")] = 60,
     world_size: WorldSize = 2,
+    topology: Topology = "cpu",
     size: Size = "default",
     pairs: Pairs = None,
     precision: session.Precision = None,
@@ -48,7 +49,7 @@ def null(
 
         found = fitting(problem_set(problem or "all"), world_size=world_size, size=size, profile="hardened")
         config = bench_setting.config(pairs=pairs, precision=precision, time_budget_s=time_budget)
-        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, config)
+        plan = Plan(tuple(p.slug for p in found), readings, world_size, size, config, topology)
         notebook = Notebook(out, plan.setting())
         with bench_setting.told("null test", len(found) * readings - len(notebook.readings), quiet=as_json) as heard:
             take(plan, notebook, lambda reading: heard(_reading_line(reading)))
@@ -87,6 +88,7 @@ def latency(
     problem: Annotated[str, typer.Option("--problem", "-p", help="slug, number or unique prefix")] = "allreduce",
     backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="repeatable; default: torch and cpp")] = None,
     world_size: WorldSize = 2,
+    topology: Topology = "cpu",
     size: Size = "default",
     trials: Annotated[int, typer.Option("--trials", min=1, help="judged untimed calls, and pairs of launches")] = 5,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="warm and cached evaluations of each backend")] = 5,
@@ -113,9 +115,9 @@ def latency(
         config, ours = bench_setting.config(pairs=pairs, precision=precision, trials=trials), []
         with bench_setting.told("latency", 0, quiet=as_json) as heard:
             for name, source in sources.items():
-                asked = Submission(source, found.slug, name, world_size, size=size)
+                asked = Submission(source, found.slug, name, world_size, topology, size=size)
                 ours += evaluations(source, asked, config, repeats, lambda e: heard(f"{e.backend} {e.kind}: {e.seconds:.2f} s"))
-            way = PublicWay(found.slug, world_size, size, trials=trials, warm_up=warm_up, calls=calls)
+            way = PublicWay(found.slug, world_size, size, trials=trials, warm_up=warm_up, calls=calls, topology=topology)
             launches = way.run(lambda x: heard(f"launch, {x.kind}, {x.side}: {x.seconds:.2f} s"))
             built = load_inline_seconds() if with_load_inline else None
         public = baseline(launches, built)

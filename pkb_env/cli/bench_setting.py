@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Size = Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")]
 WorldSize = Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")]
+Topology = Annotated[str, typer.Option("--topology", help="where the ranks live: cpu, node or shared")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results; made if missing")]
 Pairs = Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs; the default is a real evaluation's")]
