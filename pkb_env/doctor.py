@@ -1,7 +1,8 @@
 """What `pkb doctor` finds: this machine's tools, its walls, and what a candidate can reach from inside a real box.
 
 The inspection is an ordinary candidate: it goes the way of all others and tells by raising what it was refused.
-Not here: the walls (`sandbox`), how the findings are printed (`cli.doctor`).
+Where there are GPUs both are tried there too: the walls of a box with a GPU are others.
+Not here: the walls (`sandbox`), what there is to say of GPUs (`gpu_health`), how the findings are printed (`cli.doctor`).
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import problems
-from pkb_env import hardware
+from pkb_env import gpu_health, hardware
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
@@ -32,7 +31,7 @@ from rewards.verdict import Status, Verdict
 STOPS = {
     "namespaces": "the network, loopback included; signals to and memory shared with processes outside; a full disk",
     "landlock": "reading the repository, the store, the caches, other candidates; writing outside the own folder",
-    "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP",
+    "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP (on a GPU: nor UNIX packets)",
     "limits": "memory, file size and descriptors beyond the caps; capabilities",
 }
 """What each wall is there for."""
@@ -54,6 +53,13 @@ def reach_program():
         return "would have been started"
 
 
+def environment_of_evaluator():
+    process = f"/proc/{{ASKED['pid']}}/"
+    if open(process + "cmdline", "rb").read().hex() != ASKED["command"]:
+        raise ProcessLookupError("another process has its number here")
+    return len(open(process + "environ", "rb").read())
+
+
 def fork():
     pid = os.fork()
     if pid == 0:
@@ -68,10 +74,12 @@ TRIES = [
     ("read the judge's source", "landlock", lambda: open(ASKED["judge"]).read(9)),
     ("list the cache", "landlock", lambda: len(os.listdir(ASKED["cache"]))),
     ("read another run's file", "landlock", lambda: open(ASKED["other_run"]).read(9)),
-    ("read the evaluator's environment", "landlock", lambda: len(open(ASKED["environ"], "rb").read())),
+    ("read the evaluator's environment", "landlock", environment_of_evaluator),
     ("write to the temporary folder", "landlock", lambda: open(ASKED["write"], "w").close()),
+    ("change a setting of the kernel", "landlock", lambda: os.close(os.open("/proc/sys/vm/overcommit_memory", os.O_WRONLY))),
     ("connect to a port of this machine", "namespaces", lambda: socket.create_connection(("127.0.0.1", ASKED["port"]), 2)),
     ("open a UDP socket", "seccomp", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),
+    ("open a UNIX stream socket", "seccomp", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)),
     ("fork", "seccomp", fork),
     ("start a program", "seccomp", reach_program),
     ("signal the evaluator", "seccomp", lambda: os.kill(ASKED["pid"], 0)),
@@ -111,6 +119,8 @@ class Try:
     refused: bool
     answer: str
     """The exception it met, or what it got."""
+    topology: str = "cpu"
+    """Of the box."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,9 @@ class Health:
 
 
 def examine(config: EvalConfig | None = None) -> Health:
-    """Look at the machine, evaluate a known-good candidate, then the inspection.  Never raises for what it finds.
+    """Look at the machine; on every topology evaluate a known-good candidate, then the inspection.
+
+    Never raises for what it finds.
 
     Args:
         config: caps and walls to be used; times are not measured.
@@ -142,16 +154,30 @@ def examine(config: EvalConfig | None = None) -> Health:
             known = evaluator.machine().zygote.walls
             open_on_purpose = dict.fromkeys(config.keep_open, "kept open on purpose")
             walls = tuple(Wall(name, STOPS.get(name, ""), why) for name, why in (known | open_on_purpose).items())
-            start = time.monotonic()
-            canary = _evaluate(evaluator, problems.reference_source(problems.load("allreduce")))
-            found["evaluation"] = f"{canary.status} in {time.monotonic() - start:.1f} s"
-            trouble = "" if canary.correct else f"a known-good candidate came out as {canary.status}: {canary.message}"
-            return Health(found, walls, inspect_box(evaluator), trouble)
+            return _together(found, walls, [_on(evaluator, name) for name in ("cpu", *gpu_health.topologies())])
     except (HarnessError, UsageError) as error:
         return Health(found, trouble=str(error))
 
 
-def inspect_box(evaluator: Evaluator) -> tuple[Try, ...]:
+def _together(found: Mapping[str, str], walls: tuple[Wall, ...], parts: Sequence[Health]) -> Health:
+    answers = {name: answer for part in parts for name, answer in part.facts.items()}
+    tries = tuple(each for part in parts for each in part.tries)
+    return Health({**found, **answers}, walls, tries, "; ".join(part.trouble for part in parts if part.trouble))
+
+
+def _on(evaluator: Evaluator, topology: str) -> Health:
+    """What evaluating on one topology came to."""
+    start = time.monotonic()
+    canary = _evaluate(evaluator, problems.reference_source(problems.load("allreduce")), topology)
+    answer = {f"allreduce on {topology}": f"{canary.status} in {time.monotonic() - start:.1f} s, W={canary.world_size}"}
+    trouble = "" if canary.correct else f"a known-good candidate came out as {canary.status} on {topology}: {canary.message}"
+    try:
+        return Health(answer, tries=inspect_box(evaluator, topology), trouble=trouble)
+    except HarnessError as error:
+        return Health(answer, trouble=trouble or f"{topology}: {error}")
+
+
+def inspect_box(evaluator: Evaluator, topology: str = "cpu") -> tuple[Try, ...]:
     """What a candidate reaches from inside a box of this evaluator.
 
     Raises:
@@ -165,10 +191,10 @@ def inspect_box(evaluator: Evaluator) -> tuple[Try, ...]:
         outside = Path(tempfile.gettempdir()) / f"pkb-doctor-{os.getpid()}"
         asked = {
             "judge": str(Path(__file__).with_name("judge.py")), "cache": str(cache_dir()), "other_run": str(secret),
-            "environ": f"/proc/{os.getpid()}/environ", "write": str(outside), "port": server.getsockname()[1],
-            "pid": os.getpid(), "memory": machine.config.rank_memory_bytes,
+            "command": Path("/proc/self/cmdline").read_bytes().hex(), "pid": os.getpid(), "write": str(outside),
+            "port": server.getsockname()[1], "memory": 2 * machine.config.rank_memory_bytes,
         }  # fmt: skip
-        verdict = _evaluate(evaluator, _INSPECTION.format(asked=json.dumps(asked)))
+        verdict = _evaluate(evaluator, _INSPECTION.format(asked=json.dumps(asked)), topology)
         outside.unlink(missing_ok=True)
     return _tries(verdict)
 
@@ -177,11 +203,13 @@ def _tries(verdict: Verdict) -> tuple[Try, ...]:
     at = verdict.message.find("[[")
     if verdict.status is not Status.RUNTIME_ERROR or at < 0:
         raise HarnessError(f"the inspection of the box told nothing: {verdict.status}: {verdict.message[:500]}")
-    return tuple(Try(*row) for row in json.JSONDecoder().raw_decode(verdict.message[at:])[0])
+    rows = json.JSONDecoder().raw_decode(verdict.message[at:])[0]
+    return tuple(Try(what, wall, refused, answer, verdict.topology) for what, wall, refused, answer in rows)
 
 
-def _evaluate(evaluator: Evaluator, source: str) -> Verdict:
-    return evaluator.evaluate(Submission(source, "allreduce", size="tiny"))
+def _evaluate(evaluator: Evaluator, source: str, topology: str) -> Verdict:
+    ranks = 2 if topology == "cpu" else 1  # one GPU is enough for any topology
+    return evaluator.evaluate(Submission(source, "allreduce", world_size=ranks, topology=topology, size="tiny"))
 
 
 def facts() -> dict[str, str]:
@@ -194,8 +222,7 @@ def facts() -> dict[str, str]:
         "gymnasium": _version("gymnasium"),
         "processor": f"{hardware.cpu()}, {_memory_gib():.1f} GiB",
         "C++": _compiler(),
-        "CUDA": shutil.which("nvcc") or "no nvcc",
-        "GPUs": _gpus(),
+        **gpu_health.facts(),
         "cache": str(cache_dir()),
     }
 
@@ -216,11 +243,3 @@ def _compiler() -> str:
         return Toolchain.detect().version
     except HarnessError as error:
         return str(error)
-
-
-def _gpus() -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return "none (no NVIDIA driver)"
-    answer = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False, timeout=60)
-    return "; ".join(answer.stdout.split("\n")).strip("; ") or f"nvidia-smi: {answer.stderr.strip()}"
