@@ -34,18 +34,24 @@ TREES = st.recursive(
 )  # fmt: skip
 
 
+KINDS = ("file", "memory")
+"""Where the bytes of tensors lie; memory of this process stands for a GPU's."""
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
 @contextlib.contextmanager
-def opened() -> Iterator[tuple[Arena, Arena]]:
+def opened(kind: str) -> Iterator[tuple[Arena, Arena]]:
     """One memory file, mapped by its writer and by its reader."""
     fd = wire.create_arena("test")
     wire.size_arena(fd, SLOTS, CAPACITY)
-    yield Arena(fd, SLOTS, CAPACITY), Arena(fd, SLOTS, CAPACITY)
+    memory = torch.zeros(SLOTS * CAPACITY, dtype=torch.uint8) if kind == "memory" else None
+    yield Arena(fd, SLOTS, CAPACITY, memory), Arena(fd, SLOTS, CAPACITY, memory)
     os.close(fd)
 
 
-@pytest.fixture
-def arenas() -> Iterator[tuple[Arena, Arena]]:
-    with opened() as both:
+@pytest.fixture(params=KINDS)
+def arenas(request: pytest.FixtureRequest) -> Iterator[tuple[Arena, Arena]]:
+    with opened(request.param) as both:
         yield both
 
 
@@ -73,8 +79,12 @@ def describe(arena: Arena, node: Any) -> None:
 
 
 def poke(arena: Arena, at: int, data: bytes) -> None:
-    """Put bytes into slot 1."""
-    arena._map[CAPACITY + at : CAPACITY + at + len(data)] = data  # noqa: SLF001  a rank asks nobody either
+    """Put bytes into slot 1: into its head, or among those of its tensors."""
+    place, tensors = slice(CAPACITY + at, CAPACITY + at + len(data)), arena._tensors  # noqa: SLF001  a rank asks nobody either
+    if at < ROOM or not isinstance(tensors, torch.Tensor):
+        arena._map[place] = data  # noqa: SLF001
+    else:
+        tensors[place] = torch.tensor(list(data), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -119,7 +129,7 @@ def test_inference_mode(arenas: tuple[Arena, Arena]) -> None:
 @given(TREES)
 @settings(max_examples=150, deadline=None)
 def test_trees_of_plain_values_cross(tree: Any) -> None:
-    with opened() as arenas:
+    with opened("file") as arenas:
         came = crossed(arenas, tree)
     assert came == tree
     assert repr(came) == repr(tree)
@@ -340,10 +350,11 @@ EXAMPLE = {
 }  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6))
+@of_every_kind
+@given(changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=6))
 @settings(max_examples=400, deadline=None)
-def test_a_mutated_slot_is_a_tree_or_a_violation(changes: list[tuple[int, int]]) -> None:
-    with opened() as (writer, reader):
+def test_a_mutated_slot_is_a_tree_or_a_violation(kind: str, changes: list[tuple[int, int]]) -> None:
+    with opened(kind) as (writer, reader):
         writer.write(1, 7, EXAMPLE)
         for at, value in changes:
             poke(writer, at, bytes([value]))
@@ -364,10 +375,11 @@ NODES = st.recursive(
 )  # fmt: skip
 
 
-@given(NODES)
+@of_every_kind
+@given(node=NODES)
 @settings(max_examples=400, deadline=None)
-def test_any_description_is_a_tree_or_a_violation(node: Any) -> None:
-    with opened() as (writer, reader):
+def test_any_description_is_a_tree_or_a_violation(kind: str, node: Any) -> None:
+    with opened(kind) as (writer, reader):
         text = json.dumps(node).encode()
         describe(writer, text[: ROOM - TREE_AT])
         with contextlib.suppress(WireViolation):
@@ -389,10 +401,10 @@ def _touch(reader: Arena, tree: Any) -> None:
         tensor.clone()
 
 
-def test_random_slots() -> None:
+def test_random_slots(arenas: tuple[Arena, Arena]) -> None:
+    writer, reader = arenas
     rng = random.Random(0)  # noqa: S311  bytes, not secrets
-    with opened() as (writer, reader):
-        for _ in range(200):
-            poke(writer, 0, struct.pack("<QQ", MAGIC, 7) + rng.randbytes(300))
-            with pytest.raises(WireViolation):
-                reader.read(1, 7)
+    for _ in range(200):
+        poke(writer, 0, struct.pack("<QQ", MAGIC, 7) + rng.randbytes(300))
+        with pytest.raises(WireViolation):
+            reader.read(1, 7)

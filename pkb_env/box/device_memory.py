@@ -33,7 +33,7 @@ class _Access(ctypes.Structure):
 
 
 class DeviceMemoryError(RuntimeError):
-    """The driver refused; names the call and the driver's error."""
+    """There is no driver, or it refused; names the call and the driver's error."""
 
 
 def allocate(nbytes: int, device: int) -> int:
@@ -58,8 +58,8 @@ def attach(fd: int, nbytes: int, device: int) -> torch.Tensor:
     Raises:
         DeviceMemoryError: not such a descriptor, or smaller.
     """
-    torch.empty(0, device=f"cuda:{device}")  # the driver maps into a context
     size, handle, address = c_size_t(_whole(nbytes, _properties(device))), c_uint64(), c_uint64()
+    torch.empty(0, device=f"cuda:{device}")  # the driver maps into a context
     _do("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), c_int(_DESCRIPTOR))
     _do("cuMemAddressReserve", byref(address), size, c_size_t(0), c_uint64(0), c_uint64(0))
     _do("cuMemMap", address, size, c_size_t(0), handle, c_uint64(0))
@@ -89,14 +89,20 @@ def _whole(nbytes: int, properties: _Properties) -> int:
 
 @cache
 def _driver() -> Any:
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuInit(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceMemoryError(f"memory of a GPU needs NVIDIA's driver, and libcuda.so.1 cannot be loaded: {error}") from None
+    _check(driver, "cuInit", driver.cuInit(0))
     return driver
 
 
 def _do(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
+    _check(_driver(), name, getattr(_driver(), name)(*arguments))
+
+
+def _check(driver: Any, name: str, code: int) -> None:
     if code:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorName(c_int(code), byref(text))
+        driver.cuGetErrorName(c_int(code), byref(text))
         raise DeviceMemoryError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
