@@ -50,8 +50,8 @@ def choose(world_size: int) -> tuple[str, str]:
     if not there:
         return "cpu", "this machine has no GPU that torch can use"
     if there >= world_size:
-        return "node", f"{there} GPUs for {world_size} ranks"
-    return "shared", f"{there} GPUs are fewer than {world_size} ranks"
+        return "node", "there are as many GPUs as ranks, or more"
+    return "shared", "there are fewer GPUs than ranks"
 
 
 def named(topology: str, world_size: int) -> str:

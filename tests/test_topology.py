@@ -76,9 +76,9 @@ def test_a_machine_without_devices_has_no_gpus(machine_with: Fake, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("count", "world_size", "best", "why"), [
-    (0, 1, "cpu", "no GPU"), (1, 1, "node", "1 GPUs for 1 ranks"), (4, 4, "node", "4 GPUs for 4 ranks"),
-    (4, 2, "node", "4 GPUs for 2 ranks"), (1, 2, "shared", "1 GPUs are fewer than 2 ranks"),
-    (3, 4, "shared", "3 GPUs are fewer than 4 ranks"),
+    (0, 1, "cpu", "no GPU"), (1, 1, "node", "as many GPUs as ranks"), (4, 4, "node", "as many GPUs as ranks"),
+    (4, 2, "node", "as many GPUs as ranks"), (1, 2, "shared", "there are fewer GPUs than ranks"),
+    (3, 4, "shared", "there are fewer GPUs than ranks"),
 ])  # fmt: skip
 def test_auto_is_the_best_there_is(machine_with: Fake, count: int, world_size: int, best: str, why: str) -> None:
     machine_with(count)
@@ -100,7 +100,7 @@ def test_what_is_named_and_fits_stays(machine_with: Fake, count: int, where: str
 
 @pytest.mark.parametrize(("count", "where", "needed", "use"), [
     (0, "node", 4, "'cpu' (this machine has no GPU"), (0, "shared", 1, "'cpu' (this machine has no GPU"),
-    (1, "node", 4, "'shared' (1 GPUs are fewer than 4 ranks)"), (3, "node", 4, "'shared' (3 GPUs are fewer than 4 ranks)"),
+    (1, "node", 4, "'shared' (there are fewer GPUs than ranks)"), (3, "node", 4, "'shared' (there are fewer GPUs than ranks)"),
 ])  # fmt: skip
 def test_too_few_gpus_are_one_error_with_a_way_out(machine_with: Fake, count: int, where: str, needed: int, use: str) -> None:
     machine_with(count)

@@ -17,9 +17,8 @@ _FILES = {
     "torch": "pkb_env.backends.torch",
     "cpp": "pkb_env.backends.cpp",
     "cuda": "pkb_env.backends.cuda",
-    "triton": "pkb_env.backends.triton",
 }
-_LATER = ("parallelkittens",)
+_LATER = ("triton", "parallelkittens")
 
 
 @dataclass(frozen=True)

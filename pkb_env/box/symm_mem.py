@@ -186,7 +186,7 @@ def hand_over() -> None:
     def rendezvous(tensor: torch.Tensor, group: Any = None) -> Any:
         return torchs.rendezvous(tensor, dist.group.WORLD if group is None else group)  # type: ignore[arg-type]
 
-    globals().update(empty=empty, rendezvous=rendezvous, is_symm_mem_tensor=torchs.is_symm_mem_tensor)
+    globals().update(empty=empty, rendezvous=rendezvous, is_symm_mem_tensor=getattr(torchs, "is_symm_mem_tensor", None))
 
 
 def install() -> None:
