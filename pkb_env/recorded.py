@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, Self
 
+from pkb_env import topology
 from pkb_env.errors import InvalidSource, UsageError
 from pkb_env.problem_set import named
 from pkb_env.screen import check, screen
@@ -54,7 +55,8 @@ class RecordedEvaluator:
             UsageError: no such problem, or nothing is stored and `missing` is `error`.
         """
         problem = named(submission.problem)
-        submission, version = replace(submission, problem=problem.slug), problem.version
+        where = topology.named(submission.topology, submission.world_size)
+        submission, version = replace(submission, problem=problem.slug, topology=where), problem.version
         findings: tuple[Finding, ...] = ()
         try:
             candidate = read(submission.text)

@@ -191,6 +191,17 @@ def test_conditions_are_the_same_with_a_gpu() -> None:
     assert filtered(acts, gpu=False) == answers
 
 
+def test_memory_that_grows_uncounted_is_refused_with_a_gpu() -> None:
+    """The limit on a GPU counts private writable memory, and not what a mapping grows by."""
+    kept = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    acts: dict[str, Act] = {
+        "fixed": partial(raw, 9, 0, mmap.PAGESIZE, 3, kept, -1, 0),
+        "grows": partial(raw, 9, 0, mmap.PAGESIZE, 3, kept | 0x100, -1, 0),
+    }
+    assert filtered(acts, gpu=True) == {"fixed": "allowed", "grows": "EPERM"}
+    assert filtered(acts, gpu=False) == {"fixed": "allowed", "grows": "allowed"}
+
+
 LOOKED_INTO = {41, 53, 54, 56, 62, 72, 129, 144, 157, 203, 234, 297, 302}
 """Calls whose arguments a filter looks at."""
 
@@ -209,7 +220,7 @@ def decided(rows: list[tuple[int, int, int, int]], number: int, args: tuple[int,
         if code in tests:
             at += yes if tests[code](value, operand) else no
         else:
-            value = words[operand] if code == 0x20 else value & operand
+            value = words.get(operand, 0) if code == 0x20 else value & operand
         at += 1
 
 

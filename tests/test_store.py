@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from verdicts import example, timed
 
+from pkb_env import topology
 from pkb_env.errors import UsageError
 from pkb_env.recorded import RecordedEvaluator
 from pkb_env.store import Key, Rollout, Store
@@ -213,6 +214,8 @@ def test_the_recorded_evaluator_answers_with_the_newest_verdict(tmp_path: Path) 
     recorded = RecordedEvaluator(store)
     answers = recorded.evaluate_many([Submission(SOURCE, "allreduce"), Submission(f"Take\n```python\n{SOURCE}```", "1")])
     assert [answer.hardware for answer in answers] == ["new", "new"]
+    if topology.choose(2)[0] == "cpu":
+        assert recorded.evaluate(Submission(SOURCE, "allreduce", topology="auto")).hardware == "new"
     copy = pickle.loads(pickle.dumps(recorded))  # noqa: S301
     assert copy.evaluate(Submission(SOURCE, "allreduce")).hardware == "new"
     recorded.close()

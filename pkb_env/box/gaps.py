@@ -53,13 +53,15 @@ class Joined(dist.Work):
 
     def __init__(self, works: Sequence[dist.Work], landed: Callable[[], None]) -> None:
         super().__init__()
-        self._works, self._landed = list(works), landed
+        self._works, self._landed, self._waited = list(works), landed, False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until all are done."""
-        done = [work.wait() if timeout is None else work.wait(timeout) for work in self._works]
-        self._land()
-        return all(done)
+        if not self._waited:  # gloo lets nobody wait twice
+            done = [work.wait() if timeout is None else work.wait(timeout) for work in self._works]
+            self._waited = all(done)
+            self._land()
+        return self._waited
 
     def is_completed(self) -> bool:
         """Whether all are done."""

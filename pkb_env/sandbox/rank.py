@@ -123,7 +123,7 @@ class Rank:
             self.fail(violation=f"it ran for {ran / 1e6:.1f} ms while it was stopped")
 
     def let_go(self) -> None:
-        """Wake the rank; it has no writing end of this pipe, so only a rank that never reads can have filled it."""
+        """Wake the rank; only one that does not read, or fills its own pipe, can keep it from being told."""
         try:
             os.write(self.go, b"g")
         except OSError as error:

@@ -22,9 +22,9 @@ _LD, _JEQ, _JSET, _JGE, _RET, _AND = 0x20, 0x15, 0x45, 0x35, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _ARCH_X86_64 = 0xC000003E
 _SECCOMP, _CLONE, _CLONE3, _SOCKET, _SOCKETPAIR, _PRCTL, _FCNTL, _SETSOCKOPT = 317, 56, 435, 41, 53, 157, 72, 54
-_SCHED_SETSCHEDULER = 144
+_SCHED_SETSCHEDULER, _MMAP, _MAP_GROWSDOWN = 144, 9, 0x100
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_NUMBER, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_NUMBER, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3 = 0, 4, 16, 24, 32, 40
 _SIGNALS = {62: ("kill", _ARG1), 129: ("rt_sigqueueinfo", _ARG1), 234: ("tgkill", _ARG2), 297: ("rt_tgsigqueueinfo", _ARG2)}
 """With the place of the signal among the arguments: a rank may signal itself, but not wake itself while it is stopped."""
 _SIGCONT, _F_SETSIG, _SOL_SOCKET, _SO_LINGER = 18, 10, 1, 13
@@ -117,7 +117,8 @@ def _program(pid: int, *, gpu: bool = False) -> _Program:
         (_LD, 0, 0, _ARG1), (_JEQ, 2, 0, os.SCHED_OTHER), (_JEQ, 1, 0, os.SCHED_BATCH), refuse, allow,
     )  # fmt: skip
     program.when(_PRCTL, (_LD, 0, 0, _ARG0), (_JEQ, 0, 1, PR_SET_PDEATHSIG), refuse, allow)
-    if gpu:
+    if gpu:  # memory is counted by what is private and can be written to, and a mapping that grows is not counted at first
+        program.when(_MMAP, (_LD, 0, 0, _ARG3), (_JSET, 0, 1, _MAP_GROWSDOWN), refuse, allow)
         _unix_sockets(program, allow)
     _sockets(program, refuse, allow)
     program.give(_ALLOW)
