@@ -277,3 +277,17 @@ def test_a_refusal_names_the_call_and_the_error_and_keeps_nothing(refused: str, 
     with pytest.raises(DeviceMemoryError, match=rf"^{refused}: CUDA_ERROR_OUT_OF_MEMORY \(2\)$"):
         device_memory.allocate(1, 0)
     assert ("cuMemRelease" in driver.calls) == (refused == "cuMemExportToShareableHandle")
+
+
+def test_a_reader_gets_tensors_where_it_wants_them(shared: Shared) -> None:
+    """A device without data stands for another GPU than the one that they lie on."""
+    tree = {"a": torch.arange(6.0).view(2, 3), "b": [torch.ones(2, dtype=torch.bfloat16), 7]}
+    shared.writer.write(1, 5, tree)
+    home = torch.device("meta")
+    reader = Arena(shared.fd, SLOTS, CAPACITY, shared.memory, home)
+    read = reader.read(1, 5)
+    for found in (read, reader.reread(1, read)):
+        assert [t.device for t in (found["a"], found["b"][0])] == [home, home]
+        assert (found["a"].shape, found["b"][0].dtype, found["b"][1]) == ((2, 3), torch.bfloat16, 7)
+    here = shared.reader.read(1, 5)["a"]
+    assert here.data_ptr() - shared.memory.data_ptr() == CAPACITY + ROOM_FOR_TREE  # without one, a view of the memory

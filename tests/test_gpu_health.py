@@ -77,6 +77,8 @@ def test_a_gpu_that_does_not_work_is_named_and_the_cpu_is_examined_all_the_same(
     assert not health.works
     assert health.trouble.startswith("a known-good candidate came out as INFRA on node: ")
     assert "INFRA on shared: " in health.trouble
+    assert "the makers of inputs did not start: " in health.trouble
+    assert "cuda" in health.trouble.lower()
     assert health.facts["allreduce on node"].startswith("INFRA in ")
     assert health.facts["allreduce on cpu"].startswith("CORRECT in ")
     assert {each.topology for each in health.tries} == {"cpu"}

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import problems
-from pkb_env import hardware, timing
-from pkb_env.boxes import SLOTS, Box, Call
+from pkb_env import timing
+from pkb_env.boxes import SLOTS, Box, Call, Slots
 from pkb_env.config import EvalConfig
 from pkb_env.evaluator import Evaluator
+from pkb_env.oracles import Oracle
 from pkb_env.submission import Submission
 from pkb_env.timed import TIMED_FROM, TimedStage
 from pkb_env.turns import Turn
@@ -190,6 +191,13 @@ def test_slow_calls_have_a_speed_and_no_claim() -> None:
 
 @pytest.mark.parametrize(("cache", "hot"), [(1 << 40, True), (1 << 10, False), (0, False)])
 def test_arguments_that_fit_the_cache_are_remarked(cache: int, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "last_level_cache", lambda: cache)
+    honest = Oracle.ready
+
+    def ready(self: Oracle) -> Slots:
+        slots = honest(self)
+        self.cache_bytes = cache
+        return slots
+
+    monkeypatch.setattr(Oracle, "ready", ready)
     verdict = evaluated(EvalConfig(trials=1, pairs=5))
     assert any(note.startswith("cache-hot") for note in verdict.notes) == hot

@@ -89,7 +89,7 @@ class Writer:
 
     def _tensor(self, value: torch.Tensor) -> dict[str, Any]:
         dtype = str(value.dtype).removeprefix("torch.")
-        if value.is_nested or value.layout is not torch.strided or value.device != self._device:
+        if value.is_nested or value.layout is not torch.strided or (self._copies and value.device != self._device):
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             return {"f": f"Tensor on {value.device if value.is_cuda else value.device.type} with layout {layout}"}
         shape = list(value.shape)
@@ -111,8 +111,10 @@ class Writer:
 class Reader:
     """Finds the tensors of a described tree in a slot; every number is checked before it is used."""
 
-    def __init__(self, buffer: Buffer, start: int, capacity: int) -> None:
+    def __init__(self, buffer: Buffer, start: int, capacity: int, home: torch.device | None = None) -> None:
+        """`home`: where the tensors are wanted; those that lie elsewhere come out as copies."""
         self._buffer, self._start, self._capacity, self._nodes = buffer, start, capacity, 0
+        self._home = home or device_of(buffer)
 
     def tree(self, node: Any, depth: int = 0) -> Any:
         self._nodes += 1
@@ -148,7 +150,7 @@ class Reader:
         size = math.prod(dims) * kind.itemsize
         if type(offset) is not int or not ROOM_FOR_TREE <= offset <= self._capacity - size or offset % ALIGN:
             raise WireViolation(f"a tensor of {size} bytes at offset {offset!r} of a slot of {self._capacity}")
-        return view(self._buffer, kind, list(dims), self._start + offset)
+        return view(self._buffer, kind, list(dims), self._start + offset).to(self._home)
 
 
 def _dtype(name: Any) -> torch.dtype:

@@ -58,7 +58,9 @@ def tensor_bytes(tree: Any) -> int:
     return sum(map(tensor_bytes, tree)) if isinstance(tree, (tuple, list)) else 0
 
 
-def map_arenas(fds: Sequence[int], slots: int, capacities: Sequence[int], gpu: int | None = None) -> list[Arena]:
+def map_arenas(
+    fds: Sequence[int], slots: int, capacities: Sequence[int], gpu: int | None = None, home: torch.device | None = None
+) -> list[Arena]:
     """One arena per capacity.  `fds`: their files; with a GPU, behind them as many descriptors of memory there."""
     if gpu is None:
         return [Arena(fd, slots, capacity) for fd, capacity in zip(fds, capacities, strict=True)]
@@ -66,7 +68,7 @@ def map_arenas(fds: Sequence[int], slots: int, capacities: Sequence[int], gpu: i
 
     files, memory = fds[: len(capacities)], fds[len(capacities) :]
     return [
-        Arena(file, slots, capacity, attach(fd, slots * capacity, gpu))
+        Arena(file, slots, capacity, attach(fd, slots * capacity, gpu), home)
         for file, fd, capacity in zip(files, memory, capacities, strict=True)
     ]
 
@@ -74,9 +76,14 @@ def map_arenas(fds: Sequence[int], slots: int, capacities: Sequence[int], gpu: i
 class Arena:
     """A mapped arena of one rank."""
 
-    def __init__(self, fd: int, slots: int, capacity: int, memory: torch.Tensor | None = None) -> None:
-        """`memory`: uint8 [slots * capacity] on a GPU, for the tensors; without it they lie in the file."""
-        self.slots, self.capacity = slots, capacity
+    def __init__(
+        self, fd: int, slots: int, capacity: int, memory: torch.Tensor | None = None, home: torch.device | None = None
+    ) -> None:
+        """`memory`: uint8 [slots * capacity] on a GPU, for the tensors; without it they lie in the file.
+
+        `home`: the device on which a reader wants them; without it they are views of the arena.
+        """
+        self.slots, self.capacity, self._home = slots, capacity, home
         self._map = mmap.mmap(fd, slots * capacity)
         self._tensors: Buffer = self._map if memory is None else memory
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if memory is None else memory.data_ptr()
@@ -129,7 +136,7 @@ class Arena:
         if length > ROOM_FOR_TREE - _HEADER.size:
             raise WireViolation(f"slot {slot} claims a description of {length} bytes")
         text = self._map[start + _HEADER.size : start + _HEADER.size + length]
-        return Reader(self._tensors, start, self.capacity).tree(self._description(slot, text))
+        return Reader(self._tensors, start, self.capacity, self._home).tree(self._description(slot, text))
 
     def holds(self, slot: int, nonce: int) -> bool:
         """Whether a tree with this nonce was put into the slot."""
@@ -139,7 +146,7 @@ class Arena:
         """What a slot holds now where `tree` was written; the description in the slot is not looked at."""
         start = slot * self.capacity
         node = Writer(self._tensors, start, self.capacity, lambda _: None, copies=False).node(tree, 0)
-        return Reader(self._tensors, start, self.capacity).tree(node)
+        return Reader(self._tensors, start, self.capacity, self._home).tree(node)
 
     def _description(self, slot: int, text: bytes) -> Any:
         known = self._parsed.get(slot)

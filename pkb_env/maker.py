@@ -1,0 +1,97 @@
+"""One maker: the trusted process that makes the inputs of one rank, on that rank's device, and puts them where boxes find them.
+
+Not here: whom it works for (`oracle`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from typing import Any
+
+import torch
+
+from pkb_env import hardware
+from pkb_env.box import collectives, control, wire, worker
+from pkb_env.box.channel import Channel
+from pkb_env.box.setting_up import CPU, at_work, finish, join_group, one_thread, silence, use
+from pkb_env.sandbox.init import own_lines
+from pkb_env.sandbox.limits import close_all_but
+
+FILLED = (0, 4, 2)
+"""Of an oracle's kinds of arenas, those that the makers write to."""
+_SIZING = b"the trial that only measures sizes"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
+"""Of mallopt(3)."""
+Body = dict[str, Any]
+
+
+def enter(config: Body, arenas: list[int], rank: int, lines: worker.Lines) -> None:
+    """Make inputs when told, until the supervisor ends this process."""
+    close_all_but(own_lines(lines) | set(arenas))
+    channel = Channel(socket.socket(fileno=lines.channel))
+    channel.send({"event": "hello"})
+    silence(lines.output)
+    state = worker.Rank(rank, config["world_size"], channel, control.Page(lines.control, rank), lines.go, lines.done)
+    worker.run(state, lambda s: _prepare(s, config, arenas))
+
+
+def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
+    one_thread()
+    for limit in _MMAP_THRESHOLD, _TRIM_THRESHOLD:  # makers reuse their pages: a fresh page costs more than the values on it
+        ctypes.CDLL(None).mallopt(limit, _NEVER)
+    state.page.enter("init")
+    problem, size, dtype = task_of(config)
+    maps: list[wire.Arena] = []
+    gpu = config["devices"][state.rank] if config["devices"] else None
+    state.device = CPU if gpu is None else torch.device("cuda", gpu)
+    use(state.device)
+
+    def make(secret: bytes, trial: int) -> tuple[Any, ...]:
+        with at_work(state.device):
+            return problem.make_inputs(_draw(config, dtype, secret, trial, state), size)  # type: ignore[no-any-return]
+
+    def fill(order: control.Order) -> None:
+        inputs = make(order.secret, order.trial)
+        for arena in maps if order.trial % 2 else reversed(maps):  # what is written last is still in a cache
+            arena.write(order.slot, order.nonce, inputs)
+        finish(state.device)
+
+    def map_arenas(order: control.Order) -> None:
+        fds = [*(arenas[kind] for kind in FILLED), *state.channel.recv().fds]
+        maps[:] = wire.map_arenas(fds, config["slots"], [order.nonce] * len(FILLED), gpu)
+
+    state.operations |= {control.MAP: map_arenas, control.FILL: fill}
+    first = make(_SIZING, 0)
+    out = _output_bytes(state, config, problem.reference, first)
+    state.told = {"in": wire.tensor_bytes(first), "out": out, "cache": _cache_bytes(state.device)}
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """The last cache before the memory that this rank's tensors lie in."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else hardware.last_level_cache()
+
+
+def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:
+    """How much the reference gives back: known only by running it once."""
+    join_group(state.rank, state.world_size, config["store"])
+    collectives.install(state.page, staged=state.device.type == "cuda")
+    size = wire.tensor_bytes(reference(*inputs))
+    torch.distributed.destroy_process_group()
+    return size
+
+
+def task_of(config: Body) -> tuple[Any, Any, torch.dtype]:
+    """Problem, size and dtype of an oracle's configuration."""
+    import problems  # noqa: PLC0415  after sys.path is the caller's
+
+    torch.set_num_threads(1)
+    problem = problems.load(config["problem"])
+    return problem, problem.size(config["size"], config["profile"]), getattr(torch, config["dtype"])
+
+
+def _draw(config: Body, dtype: torch.dtype, secret: bytes, trial: int, state: worker.Rank) -> Any:
+    from problems.base import Draw  # noqa: PLC0415
+
+    where = config["problem"], config["size"], trial, state.rank, config["world_size"], config["profile"]
+    return Draw(secret, *where, dtype, str(state.device))
