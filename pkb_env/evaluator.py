@@ -31,6 +31,7 @@ from pkb_env.problem_set import fitting, named
 from pkb_env.screen import check, screen
 from pkb_env.store import Key, Store
 from pkb_env.submission import Candidate, Submission, invalid, read
+from pkb_env.toolchain import NoCompiler
 from problems.base import Problem
 from rewards.verdict import Finding, Status, Verdict
 
@@ -60,7 +61,7 @@ class Evaluator:
         """One verdict; never raises for what a policy wrote.
 
         Raises:
-            UsageError: problem, backend, topology, size, profile or world size do not exist or do not fit.
+            UsageError: problem, backend, topology, size, profile or world size do not exist or do not fit this machine.
             Cancelled: `cancellation` was used; every process of the evaluation is gone.
         """
         submission, problem = self._checked(submission)
@@ -156,11 +157,20 @@ class Evaluator:
         """The submission with its topology settled and its problem's slug, and the problem."""
         submission = topology.settled(submission)
         backends.load(submission.backend, submission.topology)
+        if submission.backend == "cuda":
+            self._require_nvcc()
         problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
         if submission.world_size > most:
             raise UsageError(f"world size {submission.world_size} is more than {most} ({_MOST_PER_CORE} ranks a core)")
         fitting([problem], world_size=submission.world_size, size=submission.size, profile=submission.profile)
         return replace(submission, problem=problem.slug), problem
+
+    def _require_nvcc(self) -> None:
+        """A machine that cannot build CUDA must not look like candidates that do not compile."""
+        try:
+            self.machine().broker.cuda()
+        except NoCompiler as error:
+            raise UsageError(f"backend 'cuda' cannot be used on this machine: {error}") from None
 
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()

@@ -39,7 +39,8 @@ class Oracle:
         self._folder = Path(tempfile.mkdtemp(prefix="oracle-", dir=folder))
         self._fds: tuple[int, ...] = ()
         self._slots: Slots | None = None
-        self._broken = False
+        self.broken = False
+        """Whether its reference failed once: nobody else shall get it."""
         self.call_bytes = self.cache_bytes = 0
         """Arguments and outputs of one call, all ranks; the last cache before their memory; known once it is ready."""
         with ExitStack() as undo:
@@ -66,11 +67,6 @@ class Oracle:
             self.call_bytes, self.cache_bytes = int(body["bytes"]), int(body["cache"])
             self._load_reference(Slots(self._fds[:half], *sizes))
         return self._slots
-
-    @property
-    def broken(self) -> bool:
-        """Whether it failed once: nobody else shall get it."""
-        return self._broken
 
     @property
     def worn(self) -> bool:
@@ -133,7 +129,7 @@ class Oracle:
         try:
             return act()
         except BoxFailed as failure:
-            self._broken = True
+            self.broken = True
             why = outcome.explain(failure.report, failure.deadline_s).message
             raise HarnessError(f"the reference of {self.task.problem} failed: {why}") from None
 

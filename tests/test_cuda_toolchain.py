@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pkb_env import cuda_toolchain, torch_extension
+from pkb_env import cuda_toolchain, topology, torch_extension
 from pkb_env.box import compile as box_compile
 from pkb_env.box import cuda_helpers
 from pkb_env.broker import Broker
@@ -20,10 +20,11 @@ from pkb_env.build_order import Order
 from pkb_env.compiler_flags import FlagError, check_cuda_flags
 from pkb_env.config import EvalConfig
 from pkb_env.cuda_toolchain import CudaToolchain, NoCudaCompiler
-from pkb_env.errors import HarnessError
+from pkb_env.errors import HarnessError, UsageError
+from pkb_env.evaluator import Evaluator
 from pkb_env.sandbox.launcher import Zygote
 from pkb_env.source import literal_sources
-from pkb_env.submission import Candidate
+from pkb_env.submission import Candidate, Submission
 from pkb_env.toolchain import Toolchain
 
 SCALE = """__global__ void scale(float* x, int n) {
@@ -296,3 +297,11 @@ def test_an_extension_builds_in_a_compile_box(broker: Broker, tmp_path: Path, mo
     answer = broker.build(request, tmp_path)
     assert "path" in answer, answer
     assert b"PyInit_ext" in Path(answer["path"]).read_bytes()
+
+
+def test_a_machine_without_nvcc_is_not_the_candidates_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "gpus", lambda: 1)
+    monkeypatch.setattr(cuda_toolchain, "_places", lambda: iter(()))
+    asked = Submission("def solution(tensor): return tensor", "allreduce", "cuda", 1, "node", size="tiny")
+    with Evaluator() as evaluator, pytest.raises(UsageError, match="'cuda' cannot be used on this machine: no nvcc"):
+        evaluator.evaluate(asked)

@@ -31,7 +31,7 @@ def main() -> None:
     """Read the task, do it, write outputs and stamps."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _stamps["imported"] = time.monotonic()
-    device = _joined(task["topology"])
+    device = _joined(task["group"], on_gpus=task["on_gpus"])
     _stamps["joined"] = time.monotonic()
     solution, arguments = _solution(task["source"]), _arguments(task, device)
     folder, rank = Path(task["folder"]), dist.get_rank()
@@ -42,14 +42,14 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _joined(topology: str) -> str:
+def _joined(group: str, *, on_gpus: bool) -> str:
     """The device of this rank, once it is in its group."""
-    if topology == "cpu":
-        dist.init_process_group("gloo")
+    if not on_gpus:
+        dist.init_process_group(group)
         return "cpu"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if topology == "node" else "gloo", device_id=device if topology == "node" else None)
+    dist.init_process_group(group, device_id=device if group == "nccl" else None)
     return str(device)
 
 

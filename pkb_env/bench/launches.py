@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from pkb_env import topology
 from pkb_env.bench import texts
 from pkb_env.bench.latency import Launch
 from pkb_env.errors import HarnessError
@@ -81,7 +82,8 @@ class PublicWay:
         counts = {"warm_up": self.warm_up, "calls": self.calls} if timed else {"warm_up": 0, "calls": 0}
         task = {
             "problem": self.problem, "size": self.size, "profile": self.profile, "secret": _SECRET, "trial": trial,
-            "source": str(root / "source.py"), "folder": str(folder), "topology": self.topology, **counts,
+            "source": str(root / "source.py"), "folder": str(folder), "group": topology.group_backend(self.topology), **counts,
+            "on_gpus": self.topology != "cpu",
             "dtype": Submission("", self.problem, topology=self.topology).dtype,
         }  # fmt: skip
         (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
