@@ -41,7 +41,7 @@ def row(box: Box, oracle: Oracle, number: int, *, candidate_first: bool) -> list
     sides = (box, oracle) if candidate_first else (oracle, box)
     calls = {side: side.call(slot, nonce) for side in sides}
     mine, theirs = calls[box], calls[oracle]
-    return [theirs.ns, mine.ns, mine.skew_ns, theirs.ns - theirs.bare_ns, int(candidate_first)]
+    return [theirs.ns, mine.ns, mine.skew_ns, theirs.ns - theirs.body_ns, int(candidate_first)]
 
 
 def launch(machine: Machine, oracle: Oracle, source: str, count: int) -> np.ndarray:

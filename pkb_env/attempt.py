@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pkb_env import outcome, stopping, timing
-from pkb_env.boxes import SLOTS, Box, BoxFailed, Call, Task
+from pkb_env.boxes import SLOTS, Box, BoxFailed, Task
 from pkb_env.broker import Builds
+from pkb_env.call import Call
 from pkb_env.cancellation import Cancellation
 from pkb_env.load import Others, disturbing
 from pkb_env.locks import Share

@@ -17,8 +17,10 @@ from typing import Any
 
 import problems
 from pkb_env import hardware, topology
+from pkb_env.box import control
 from pkb_env.box.channel import ChannelClosed, ChannelViolation
 from pkb_env.broker import Builds
+from pkb_env.call import Call
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
@@ -51,29 +53,6 @@ class Task:
     def devices(self) -> list[int]:
         """The GPU of every rank; none on the CPU."""
         return topology.devices(self.topology, self.world_size)
-
-
-@dataclass(frozen=True)
-class Call:
-    """Outside clock of one call, from the go signal to each rank's done signal."""
-
-    ranks_ns: tuple[int, ...]
-    plumbing_ns: tuple[int, ...]
-    """What each rank says it spent on reading arguments and writing outputs; to be believed of the reference only."""
-
-    @property
-    def ns(self) -> int:
-        """Of the slowest rank."""
-        return max(self.ranks_ns)
-
-    @property
-    def bare_ns(self) -> int:
-        """Of the slowest rank, had it only run `solution`."""
-        return max(max(1, ns - plumbing) for ns, plumbing in zip(self.ranks_ns, self.plumbing_ns, strict=True))
-
-    @property
-    def skew_ns(self) -> int:
-        return max(self.ranks_ns) - min(self.ranks_ns)
 
 
 @dataclass(frozen=True)
@@ -151,7 +130,7 @@ class Box:
         deadline = self._config.call_deadline_s
         self._send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
         body = self._receive("done", deadline)
-        return Call(tuple(body["ranks_ns"]), tuple(body["plumbing_ns"]))
+        return Call(tuple(body["ranks_ns"]), tuple(control.Times(*times) for times in body["times"]))
 
     def peak_memory(self) -> list[int | None]:
         """Largest resident set of each rank in bytes."""

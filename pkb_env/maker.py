@@ -21,6 +21,8 @@ from pkb_env.sandbox.limits import close_all_but
 FILLED = (0, 4, 2)
 """Of an oracle's kinds of arenas, those that the makers write to."""
 _SIZING = b"the trial that only measures sizes"
+_COLD = 3
+"""Times the last cache: whoever writes so much leaves nothing else in it."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 """Of mallopt(3)."""
 Body = dict[str, Any]
@@ -46,6 +48,7 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     gpu = config["devices"][state.rank] if config["devices"] else None
     state.device = CPU if gpu is None else torch.device("cuda", gpu)
     use(state.device)
+    sweep = None if gpu is None else torch.empty(_COLD * _gpu_cache(gpu), dtype=torch.uint8, device=state.device)
 
     def make(secret: bytes, trial: int) -> tuple[Any, ...]:
         with at_work(state.device):
@@ -55,6 +58,8 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
         inputs = make(order.secret, order.trial)
         for arena in maps if order.trial % 2 else reversed(maps):  # what is written last is still in a cache
             arena.write(order.slot, order.nonce, inputs)
+        if sweep is not None:
+            sweep.zero_()  # and so that nothing is in a GPU's, which writes as fast as it reads
         finish(state.device)
 
     def map_arenas(order: control.Order) -> None:
@@ -64,12 +69,11 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     state.operations |= {control.MAP: map_arenas, control.FILL: fill}
     first = make(_SIZING, 0)
     out = _output_bytes(state, config, problem.reference, first)
-    state.told = {"in": wire.tensor_bytes(first), "out": out, "cache": _cache_bytes(state.device)}
+    state.told = {"in": wire.tensor_bytes(first), "out": out, "cache": hardware.last_level_cache() if gpu is None else 0}
 
 
-def _cache_bytes(device: torch.device) -> int:
-    """The last cache before the memory that this rank's tensors lie in."""
-    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else hardware.last_level_cache()
+def _gpu_cache(gpu: int) -> int:
+    return int(torch.cuda.get_device_properties(gpu).L2_cache_size)
 
 
 def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:

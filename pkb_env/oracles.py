@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import problems
 from pkb_env import outcome
 from pkb_env.box.channel import Channel, ChannelClosed, ChannelViolation
-from pkb_env.boxes import SLOTS, Body, Box, BoxFailed, Call, Slots, Task
+from pkb_env.boxes import SLOTS, Body, Box, BoxFailed, Slots, Task
+from pkb_env.call import Call
 from pkb_env.cancellation import SLACK_S, hang_up
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError
@@ -42,7 +43,10 @@ class Oracle:
         self.broken = False
         """Whether its reference failed once: nobody else shall get it."""
         self.call_bytes = self.cache_bytes = 0
-        """Arguments and outputs of one call, all ranks; the last cache before their memory; known once it is ready."""
+        """Arguments and outputs of one call, all ranks; the last cache before their memory, 0 where each call finds it swept.
+
+        Known once it is ready.
+        """
         with ExitStack() as undo:
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
             self.channel = zygote.spawn("oracle")

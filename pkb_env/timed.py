@@ -79,4 +79,5 @@ class TimedStage:
             mine, theirs = box.call(turn.slot, turn.nonce), self._oracle.call(turn.slot, turn.nonce)
         else:
             theirs, mine = self._oracle.call(turn.slot, turn.nonce), box.call(turn.slot, turn.nonce)
-        return Pair(theirs.ns, mine.ns, mine.skew_ns, theirs.ns - theirs.bare_ns)
+        plumbing = mine.ns - mine.body_ns, theirs.ns - theirs.body_ns
+        return Pair(theirs.body_ns, mine.ns, mine.skew_ns, *plumbing, theirs.outer_ns)

@@ -4,8 +4,12 @@ The value is the geometric mean of the ratios (reference / candidate) of a block
 which the cost of being first cancels; the statistic the median of the values; the interval lies between order statistics;
 `faster` asks an exact one-sided sign test.  Calling the two sides by each other's names inverts a value, and which order comes
 first in a block is a coin's choice, so under "no difference" each sign is that coin's, however the machine behaves.
-What is paid for, the interval's lower end and `faster`, is measured against the bare reference, without the box's reading of
-arguments and writing of outputs: a candidate could leave that out in its own process, and must not look faster for it.
+
+Both sides are compared by `solution` alone, from the last rank's beginning to the last one's return.  For the candidate that is
+its own process's word, which the outside clock checks: what of its calls it does not call `solution`, beyond what it is for the
+reference, is charged to it, as far as that is more than chance.  What is paid for, the interval's lower end and `faster`, does
+not believe it at all: there the candidate's time is the outside clock's, less what waking ranks and seeing them done takes at
+the very least, as measured on the reference.
 
 Pairs are looked at several times, and timing stops when they say enough.  The sign test's level of 2 % is divided by the number
 of possible looks (Bonferroni), so it holds for every rule of stopping.  The interval is one of 97 %, of which stopping when it
@@ -34,6 +38,8 @@ NARROW = 1.15
 """A claim below it is believed only when `GROUPS` fresh groups repeat it."""
 GROUPS = 3
 _CONFIDENCE = 0.97
+_LEAST = 0.05
+"""Quantile of the reference's calls that stands for the least that waking and seeing take."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +47,22 @@ class Pair:
     """One timed pair, slowest rank, in ns."""
 
     reference_ns: int
+    """Its `solution` alone."""
     candidate_ns: int
+    """By the outside clock: reading arguments and writing outputs too."""
     skew_ns: int = 0
     """Candidate's last rank minus its first."""
     plumbing_ns: int = 0
-    """Part of the reference's time that was not its own: reading arguments and writing outputs."""
+    """Of the candidate's time, what its own process says was not `solution`."""
+    reference_plumbing_ns: int = 0
+    """What the outside clock saw of the reference beyond `reference_ns`."""
+    outer_ns: int = 0
+    """Of that, waking the ranks and seeing that they are done, which nothing that runs in a rank can save."""
 
     def __post_init__(self) -> None:
-        if min(self.reference_ns, self.candidate_ns) <= 0 or min(self.skew_ns, self.plumbing_ns) < 0:
+        least = min(self.reference_ns, self.candidate_ns - self.plumbing_ns)
+        if least <= 0 or min(self.skew_ns, self.plumbing_ns, self.reference_plumbing_ns, self.outer_ns) < 0:
             raise ValueError(f"a call takes more than 0 ns and ranks end in some order; came {self}")
-
-    @property
-    def bare_reference_ns(self) -> int:
-        """The reference's call alone."""
-        return max(1, self.reference_ns - self.plumbing_ns)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ def pool(groups: Sequence[Sequence[Pair]], looks: int = 1) -> Speed | None:
     medians, bare_medians = np.array([np.median(each, axis=1) for each in values]).T
     speedup = float(np.median(whole))
     return Speed(
-        time_ms=float(np.median([p.candidate_ns for p in pairs])) / 1e6,
+        time_ms=float(np.median(np.concatenate([times(group)[1] for group in groups]))) / 1e6,
         reference_ms=float(np.median([p.reference_ns for p in pairs])) / 1e6,
         speedup=speedup,
         low=float(bare.min()) if few else min(interval(bare)[0], speedup, *bare_medians.tolist()),
@@ -114,10 +122,26 @@ def needs_repeat(speed: Speed) -> bool:
     return speed.faster and speed.speedup < NARROW and speed.groups < GROUPS
 
 
+def times(pairs: Sequence[Pair]) -> np.ndarray:
+    """In ns (3, pairs): the reference's `solution`, the candidate's, and the candidate's as far as its word is not believed."""
+    table = np.array([list(vars(pair).values()) for pair in pairs], dtype=np.float64).T
+    reference, candidate, _, plumbing, usual, outer = table
+    charge = max(0.0, float(np.median(plumbing) - np.median(usual)) - _doubt(plumbing) - _doubt(usual))
+    said = np.minimum(candidate - plumbing + charge, candidate)
+    least = float(np.quantile(outer, _LEAST, method="lower"))
+    return np.stack([reference, said, np.maximum(candidate - least, said)])
+
+
+def _doubt(values: np.ndarray) -> float:
+    """Half of the notch of a median (McGill, Tukey and Larsen 1978): medians farther apart than two of them differ."""
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    return float(1.57 * (upper - lower) / len(values) ** 0.5)
+
+
 def ratios(pairs: Sequence[Pair]) -> np.ndarray:
-    """Reference over candidate, and bare reference over candidate, of each block (2, blocks); an odd last pair is left out."""
-    times = np.array([(p.reference_ns, p.bare_reference_ns, p.candidate_ns) for p in pairs], dtype=np.float64).T
-    single: np.ndarray = times[:2] / times[2]
+    """Reference over candidate, as it says and as is paid for, of each block (2, blocks); an odd last pair is left out."""
+    reference, said, paid = times(pairs)
+    single: np.ndarray = np.stack([reference / said, reference / paid])
     if len(pairs) < BLOCKS_FROM:
         return single
     even = len(pairs) // 2 * 2

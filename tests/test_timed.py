@@ -14,7 +14,9 @@ import pytest
 
 import problems
 from pkb_env import timing
-from pkb_env.boxes import SLOTS, Box, Call, Slots
+from pkb_env.box.control import Times
+from pkb_env.boxes import SLOTS, Box, Slots
+from pkb_env.call import Call
 from pkb_env.config import EvalConfig
 from pkb_env.evaluator import Evaluator
 from pkb_env.oracles import Oracle
@@ -63,7 +65,7 @@ class Side:
         self.script.called.append(self.name)
         milliseconds = next(self.script.times[self.name])
         self.script.now += milliseconds / 1e3
-        return Call((int(milliseconds * 1e6),), (0,))
+        return Call((int(milliseconds * 1e6),), (Times(0, 0, int(milliseconds * 1e6), int(milliseconds * 1e6)),))
 
 
 def steady(milliseconds: float) -> Iterator[float]:

@@ -125,8 +125,8 @@ def test_equal_times_are_one_and_not_faster() -> None:
 
 @pytest.mark.parametrize("count", range(1, MIN_PAIRS))
 def test_few_pairs_give_their_range_and_prove_nothing(count: int) -> None:
-    found = speed([Pair(200 + 100 * i, 100, 0, 50) for i in range(count)])
-    assert (found.low, found.high, found.faster) == (1.5, 2.0 + count - 1, False)
+    found = speed([Pair(150 + 100 * i, 100, 0, 25, 25) for i in range(count)])
+    assert (found.low, found.high, found.faster) == pytest.approx((1.5, 2.0 + (count - 1) * 4 / 3, False))
     assert found.low <= found.speedup <= found.high
 
 
@@ -217,7 +217,8 @@ def test_what_is_there_is_found() -> None:
     assert np.median([s.speedup for s in found]) == pytest.approx(1.25, abs=0.03)
 
 
-GROUP = st.lists(st.builds(Pair, TIMES, TIMES, st.just(0), st.integers(0, 500)), min_size=MIN_PAIRS, max_size=12)
+PARTS = st.just(0), st.integers(0, 99), st.integers(0, 500), st.integers(0, 99)
+GROUP = st.lists(st.builds(Pair, TIMES, TIMES, *PARTS), min_size=MIN_PAIRS, max_size=12)
 PLACED = st.lists(GROUP, min_size=1, max_size=4)
 
 
@@ -249,7 +250,7 @@ def test_one_slow_group_takes_a_claim_back() -> None:
 
 
 def test_every_group_has_to_win_against_the_bare_reference() -> None:
-    whole, bare = [Pair(110, 100)] * 40, [Pair(110, 100, 0, 11)] * 10
+    whole, bare = [Pair(110, 100)] * 40, [Pair(99, 100, 0, 10, 10)] * 10
     assert pooled([whole, whole, bare]).speedup == pytest.approx(1.1)
     assert not pooled([whole, whole, bare]).faster
 
@@ -283,3 +284,40 @@ def test_repeating_removes_claims_that_are_the_placement_of_one_start() -> None:
     print(f"false claims: {first:.3f} of one group, {repeated:.3f} of {GROUPS}")
     assert first > 0.1
     assert repeated < first / 2
+
+
+def _called(rng: np.random.Generator, pairs: int, own: float, claimed: float) -> list[Pair]:
+    """`solution` takes 400 ns in the reference and `own` in the candidate, which says `claimed`; the rest is noisy."""
+    wake, rest = 40 + rng.exponential(30, (2, pairs)), 100 + rng.exponential(20, (2, pairs))
+    outside = wake + rest
+    return [
+        Pair(400, int(own + outside[1, i]), 0, int(own - claimed + outside[1, i]), int(outside[0, i]), int(wake[0, i]))
+        for i in range(pairs)
+    ]
+
+
+def test_solution_alone_is_compared_and_the_least_of_waking_is_taken_off_what_is_paid() -> None:
+    found = speed(_called(np.random.default_rng(0), 200, 200, 200))
+    assert found.speedup == pytest.approx(2.0, rel=0.02)
+    assert found.low == pytest.approx(400 / (200 + 180 - 41), rel=0.06)
+    assert found.faster
+    assert found.time_ms == pytest.approx(200e-6, rel=0.02)
+
+
+@pytest.mark.parametrize("claimed", [1, 100, 300])
+def test_whoever_says_less_than_it_takes_is_charged_the_rest(claimed: int) -> None:
+    found = speed(_called(np.random.default_rng(1), 400, 400, claimed))
+    assert found.speedup == pytest.approx(1.0, abs=0.04)
+    assert found.low < 0.85
+    assert not found.faster
+
+
+def test_chance_is_charged_to_nobody() -> None:
+    found = [speed(_called(np.random.default_rng(seed), 48, 400, 400)) for seed in range(100)]
+    assert np.mean([s.speedup == 1.0 for s in found]) > 0.95
+    assert not any(s.faster for s in found)
+
+
+def test_a_claim_of_more_than_the_outside_clock_saw_is_no_pair() -> None:
+    with pytest.raises(ValueError, match="more than 0 ns"):
+        Pair(400, 300, 0, 300)

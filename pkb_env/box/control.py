@@ -1,7 +1,7 @@
 """One shared page per rank: what the supervisor asks, and where the rank is.
 
 Layout of a page, little endian: command at 0 (operation, slot, nonce, trial, secret), status at 2048 (phase, number and
-name of the last collective), time spent on arguments and outputs at 2560, what symmetric memory waits for at 3072.  The
+name of the last collective), when it did what of the last call at 2560, what symmetric memory waits for at 3072.  The
 supervisor trusts nothing it reads here: a candidate's status only words the report of a hang.
 """
 
@@ -21,8 +21,8 @@ PHASES = ("start", "init", "load", "ready", "call", "returned", "raised")
 
 _COMMAND = struct.Struct("<IIQQ32s")
 _STATUS = struct.Struct("<II48s")
-_PLUMBING = struct.Struct("<Q")
-_STATUS_AT, _PLUMBING_AT, _WAIT_AT = 2048, 2560, 3072
+_TIMES = struct.Struct("<QQQQ")
+_STATUS_AT, _TIMES_AT, _WAIT_AT = 2048, 2560, 3072
 _ENTERED, _LEFT = b">", b"<"
 _NO_NAME = re.compile(r"[^A-Za-z0-9_. ]")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -38,6 +38,19 @@ class Order:
     trial: int = 0
     secret: bytes = b""
     """32 bytes, for trusted ranks only; a box's page holds zeros here."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a rank says that it did what of a call, in ns of the clock that all processes of a machine share."""
+
+    woken: int
+    called: int
+    """Arguments are there, `solution` begins."""
+    returned: int
+    """And everything that it asked of a GPU is done."""
+    written: int
+    """Outputs are on the wire."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +103,13 @@ class Page:
         self._phase = PHASES.index(phase)
         self._write()
 
-    def note_plumbing(self, ns: int) -> None:
-        """Rank: how much of the call was not `solution` but reading arguments and writing outputs, in ns."""
-        _PLUMBING.pack_into(self._map, _PLUMBING_AT, ns)
+    def note_times(self, woken: int, called: int, returned: int, written: int) -> None:
+        """Rank: when it did what of this call, see `Times`."""
+        _TIMES.pack_into(self._map, _TIMES_AT, woken, called, returned, written)
 
-    def plumbing_ns(self) -> int:
-        """Supervisor: what the rank noted; to be believed of a trusted rank only."""
-        return int(_PLUMBING.unpack_from(self._map, _PLUMBING_AT)[0])
+    def times(self) -> Times:
+        """Supervisor: what the rank noted of its last call; to be believed of a trusted rank only."""
+        return Times(*_TIMES.unpack_from(self._map, _TIMES_AT))
 
     def begin(self, collective: str) -> int:
         """Rank: note that a collective begins; its number."""

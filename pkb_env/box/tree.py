@@ -111,10 +111,8 @@ class Writer:
 class Reader:
     """Finds the tensors of a described tree in a slot; every number is checked before it is used."""
 
-    def __init__(self, buffer: Buffer, start: int, capacity: int, home: torch.device | None = None) -> None:
-        """`home`: where the tensors are wanted; those that lie elsewhere come out as copies."""
+    def __init__(self, buffer: Buffer, start: int, capacity: int) -> None:
         self._buffer, self._start, self._capacity, self._nodes = buffer, start, capacity, 0
-        self._home = home or device_of(buffer)
 
     def tree(self, node: Any, depth: int = 0) -> Any:
         self._nodes += 1
@@ -150,7 +148,7 @@ class Reader:
         size = math.prod(dims) * kind.itemsize
         if type(offset) is not int or not ROOM_FOR_TREE <= offset <= self._capacity - size or offset % ALIGN:
             raise WireViolation(f"a tensor of {size} bytes at offset {offset!r} of a slot of {self._capacity}")
-        return view(self._buffer, kind, list(dims), self._start + offset).to(self._home)
+        return view(self._buffer, kind, list(dims), self._start + offset)
 
 
 def _dtype(name: Any) -> torch.dtype:

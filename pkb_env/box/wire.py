@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .leaves import Alias
 from .raw_tensor import Buffer, view
 from .tree import ALIGN, ROOM_FOR_TREE, Aliases, Reader, WireViolation, Writer
 
@@ -87,7 +88,8 @@ class Arena:
         self._map = mmap.mmap(fd, slots * capacity)
         self._tensors: Buffer = self._map if memory is None else memory
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) if memory is None else memory.data_ptr()
-        self._parsed: dict[int, tuple[bytes, Any]] = {}
+        self._seen: dict[int, tuple[bytes, Any]] = {}
+        """What was read last from each slot, by its description: trials differ in values, seldom in shapes."""
         self._begun, self._free = -1, ROOM_FOR_TREE
 
     def contains(self, tensor: torch.Tensor) -> int | None:
@@ -136,7 +138,10 @@ class Arena:
         if length > ROOM_FOR_TREE - _HEADER.size:
             raise WireViolation(f"slot {slot} claims a description of {length} bytes")
         text = self._map[start + _HEADER.size : start + _HEADER.size + length]
-        return Reader(self._tensors, start, self.capacity, self._home).tree(self._description(slot, text))
+        known = self._seen.get(slot)
+        if known is None or known[0] != text:
+            known = self._seen[slot] = text, Reader(self._tensors, start, self.capacity).tree(_parsed(slot, text))
+        return _anew(known[1], self._home)
 
     def holds(self, slot: int, nonce: int) -> bool:
         """Whether a tree with this nonce was put into the slot."""
@@ -146,15 +151,24 @@ class Arena:
         """What a slot holds now where `tree` was written; the description in the slot is not looked at."""
         start = slot * self.capacity
         node = Writer(self._tensors, start, self.capacity, lambda _: None, copies=False).node(tree, 0)
-        return Reader(self._tensors, start, self.capacity, self._home).tree(node)
+        return _anew(Reader(self._tensors, start, self.capacity).tree(node), self._home)
 
-    def _description(self, slot: int, text: bytes) -> Any:
-        known = self._parsed.get(slot)
-        if known is not None and known[0] == text:
-            return known[1]
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise WireViolation(f"slot {slot} holds no JSON: {type(error).__name__}") from None
-        self._parsed[slot] = (text, parsed)
-        return parsed
+
+def _parsed(slot: int, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireViolation(f"slot {slot} holds no JSON: {type(error).__name__}") from None
+
+
+def _anew(tree: Any, home: torch.device | None) -> Any:
+    """The same tree of new tensors, on `home` if that is given: who gets it may change its shapes and lists."""
+    kind = type(tree)
+    if kind is torch.Tensor:
+        again = tree.view(tree.shape)
+        return again if home is None else again.to(home)
+    if kind is Alias:
+        return Alias(tree.argument, _anew(tree.tensor, home))
+    if kind in (tuple, list):
+        return kind(_anew(each, home) for each in tree)
+    return {key: _anew(each, home) for key, each in tree.items()} if kind is dict else tree

@@ -90,7 +90,7 @@ def call(state: Rank, order: control.Order) -> None:
     state.outputs.write(order.slot, order.nonce, outputs, lambda tensor: _argument_of(state, arguments, tensor))
     finish(state.device)
     state.page.enter("returned")
-    state.page.note_plumbing(called - woken + time.perf_counter_ns() - returned)
+    state.page.note_times(woken, called, returned, time.perf_counter_ns())
 
 
 def new_output(*shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
         return hang.report(group, "call", trouble)
     group.pause()
     stamps = [rank.finished_ns - start - group.held_ns + rank.late_ns() for rank in group.ranks if rank.finished_ns is not None]
-    return {"event": "done", "ranks_ns": stamps, "plumbing_ns": [rank.page.plumbing_ns() for rank in group.ranks]}
+    return {"event": "done", "ranks_ns": stamps, "times": [astuple(rank.page.times()) for rank in group.ranks]}
 
 
 def _rank_main(config: dict[str, Any], fds: Fds, gpu: list[str], rank: int, lines: Lines) -> None:
