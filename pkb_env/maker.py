@@ -22,7 +22,7 @@ FILLED = (0, 4, 2)
 """Of an oracle's kinds of arenas, those that the makers write to."""
 _SIZING = b"the trial that only measures sizes"
 _COLD = 3
-"""Times the last cache: whoever writes so much leaves nothing else in it."""
+"""Times the last cache: whoever reads so much leaves nothing else in it."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
 """Of mallopt(3)."""
 Body = dict[str, Any]
@@ -48,7 +48,7 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     gpu = config["devices"][state.rank] if config["devices"] else None
     state.device = CPU if gpu is None else torch.device("cuda", gpu)
     use(state.device)
-    sweep = None if gpu is None else torch.empty(_COLD * _gpu_cache(gpu), dtype=torch.uint8, device=state.device)
+    sweep = None if gpu is None else torch.zeros(_COLD * _gpu_cache(gpu) // 4, device=state.device)
 
     def make(secret: bytes, trial: int) -> tuple[Any, ...]:
         with at_work(state.device):
@@ -59,7 +59,7 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
         for arena in maps if order.trial % 2 else reversed(maps):  # what is written last is still in a cache
             arena.write(order.slot, order.nonce, inputs)
         if sweep is not None:
-            sweep.zero_()  # and so that nothing is in a GPU's, which writes as fast as it reads
+            sweep.amax()  # and so that none of it is in a GPU's; writing would leave it to be written back during the call
         finish(state.device)
 
     def map_arenas(order: control.Order) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from . import collectives, control
 from .channel import Channel
-from .setting_up import CPU, finish, join_group
+from .setting_up import CPU, finish, join_group, stay_on_one_core
 from .wire import Arena
 
 CANDIDATE = "candidate.py"
@@ -205,6 +205,8 @@ def prepare_box(config: dict[str, Any], symmetric: list[int]) -> Callable[[Rank]
 
         state.page.enter("init")
         join_group(state.rank, state.world_size, config["store"], config["group"], state.device)
+        if state.device.type == "cuda":
+            stay_on_one_core()
         collectives.install(state.page, staged=state.device.type == "cuda" and config["group"] == "gloo")
         compiler.connect(request(state.channel))
         compiler.install()
