@@ -17,10 +17,10 @@ COLUMNS = (
 _WORDS = frozenset({"problem", "backend", "faster?", "notes"})
 """Columns that are not set like numbers."""
 _LEGEND = """\
-- speed-up: the reference's time over the example's, from paired calls; interval: 95 %, its lower end
-  beside the reference without the handing over of its outputs (that end is paid)
+- speed-up: the reference's `solution` over the example's, from paired calls; interval: 95 %, its lower end
+  with the example's arguments and outputs handed over inside its time (that end is paid)
 - faster?: whether the pairs prove it
-- time, reference: one call, slowest rank, median; its input and output included
+- time, reference: `solution` alone, from the last rank's beginning to the last one's return, median
 - bound: the least time in which this machine can move the bytes and do the operations that the problem needs (`pkb show`)
 """
 

@@ -25,6 +25,7 @@ class Plan:
     world_size: int = 2
     size: str = "default"
     config: EvalConfig = field(default_factory=EvalConfig)
+    topology: str = "cpu"
 
     def submissions(self) -> list[Submission]:
         """`BACKEND_PROBLEM.py`, by number of the problem and then in the order of the backends.
@@ -32,7 +33,8 @@ class Plan:
         Raises:
             UsageError: there are no examples here, or they do not run on so many ranks.
         """
-        found = {b: [p.stem.removeprefix(f"{b}_") for p in texts.EXAMPLES.glob(f"{b}_*.py")] for b in backends.names()}
+        there = [b for b in backends.names() if self.topology in backends.load(b).topologies]
+        found = {b: [p.stem.removeprefix(f"{b}_") for p in texts.EXAMPLES.glob(f"{b}_*.py")] for b in there}
         slugs = {slug for of_backend in found.values() for slug in of_backend}
         if not slugs:
             texts.example("any", "torch")  # says where it looked
@@ -41,7 +43,7 @@ class Plan:
         return [self._submission(slug, b) for slug in ordered for b in found if slug in found[b]]
 
     def _submission(self, problem: str, backend: str) -> Submission:
-        return Submission(texts.example(problem, backend), problem, backend, self.world_size, size=self.size)
+        return Submission(texts.example(problem, backend), problem, backend, self.world_size, self.topology, size=self.size)
 
 
 def evaluate(submissions: list[Submission], config: EvalConfig, heard: Callable[[Row], None] = lambda _: None) -> list[Row]:

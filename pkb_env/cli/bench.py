@@ -55,7 +55,8 @@ def null(
             take(plan, notebook, lambda reading: heard(_reading_line(reading)))
         summaries = summarise(notebook.readings)
         told = {
-            "bench": "null", **bench_setting.machine(), "setting": plan.setting(), "summaries": [asdict(s) for s in summaries],
+            "bench": "null", **bench_setting.machine(topology), "setting": plan.setting(),
+            "summaries": [asdict(summary) for summary in summaries],
             "readings": [asdict(reading) for reading in notebook.readings],
         }  # fmt: skip
         _draw(out, notebook.readings, plan.setting(), quiet=as_json)
@@ -86,7 +87,7 @@ def _draw(out: Path | None, readings: list[Reading], setting: dict[str, Any], *,
 def latency(
     *,
     problem: Annotated[str, typer.Option("--problem", "-p", help="slug, number or unique prefix")] = "allreduce",
-    backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="repeatable; default: torch and cpp")] = None,
+    backend: Annotated[list[str] | None, typer.Option("--backend", "-b", help="repeatable; default: torch, cpp or cuda")] = None,
     world_size: WorldSize = 2,
     topology: Topology = "cpu",
     size: Size = "default",
@@ -111,7 +112,7 @@ def latency(
         from pkb_env.submission import Submission
 
         (found,) = fitting([named(problem)], world_size=world_size, size=size, profile="hardened")
-        sources = {name: texts.example(found.slug, name) for name in backend or ("torch", "cpp")}
+        sources = {name: texts.example(found.slug, name) for name in backend or ("torch", "cpp" if topology == "cpu" else "cuda")}
         config, ours = bench_setting.config(pairs=pairs, precision=precision, trials=trials), []
         with bench_setting.told("latency", 0, quiet=as_json) as heard:
             for name, source in sources.items():
@@ -123,8 +124,8 @@ def latency(
         public = baseline(launches, built)
         rows = summarise(ours, public)
         told = {
-            "bench": "latency", **bench_setting.machine(), "problem": found.slug, "world_size": world_size, "size": size,
-            "config": config.model_dump(mode="json"), "public_way": asdict(way), "baseline": asdict(public),
+            "bench": "latency", **bench_setting.machine(topology), "problem": found.slug, "world_size": world_size, "size": size,
+            "topology": topology, "config": config.model_dump(mode="json"), "public_way": asdict(way), "baseline": asdict(public),
             "rows": [asdict(row) for row in rows], "launches": [asdict(x) for x in launches],
             "evaluations": [asdict(each) for each in ours],
         }  # fmt: skip

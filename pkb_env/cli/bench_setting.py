@@ -30,16 +30,17 @@ def config(**wanted: Any) -> EvalConfig:
     return EvalConfig(**{name: value for name, value in wanted.items() if value is not None})
 
 
-def machine() -> dict[str, Any]:
-    """Names and versions for the head of a result."""
+def machine(topology: str = "cpu") -> dict[str, Any]:
+    """Names and versions for the head of a result; the hardware is what the ranks of a topology run on."""
     import os
 
     import torch
 
     from pkb_env import hardware
+    from pkb_env.topology import hardware_name
 
     versions = {"harness": hardware.harness(), "torch": torch.__version__}
-    return {"hardware": hardware.cpu(), **versions, "load_average": os.getloadavg()}
+    return {"hardware": hardware_name(topology), **versions, "load_average": os.getloadavg()}
 
 
 @contextmanager

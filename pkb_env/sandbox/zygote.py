@@ -26,6 +26,8 @@ KINDS = {
     "peaks": "pkb_env.peaks",
 }  # fmt: skip
 _LOADED_BEFORE_FORK = ("torch.distributed.distributed_c10d", "torch.distributed._symmetric_memory", "numpy")
+_LOADED_FOR_GPUS = ("torch.fx.experimental.symbolic_shapes",)
+"""The first tensor of torch's symmetric memory wants it: seconds, of which every box would pay."""
 _OURS = ("pkb_env.sandbox.box_group", "pkb_env.sandbox.compile_box", "pkb_box.worker", "pkb_box.symm_mem", "pkb_box.compile")
 
 
@@ -40,7 +42,7 @@ def main(control_fd: int, view: str, hidden: list[str]) -> None:
     control = Channel(socket.socket(fileno=control_fd))
     visible.make_view(Path(view), BOX_SOURCES)
     sys.path.append(view)
-    for name in (*_LOADED_BEFORE_FORK, *_OURS):
+    for name in (*_LOADED_BEFORE_FORK, *(_LOADED_FOR_GPUS if visible.gpu_devices() else ()), *_OURS):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
