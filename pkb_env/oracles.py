@@ -143,8 +143,13 @@ class Oracle:
         except (ChannelClosed, ChannelViolation, TimeoutError) as error:
             raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
         if message.body.get("event") == "broken":
-            raise HarnessError(f"the oracle of {self.task.problem} broke: {message.body['error']}")
+            error = message.body["error"]
+            raise HarnessError(f"the oracle of {self.task.problem} broke: {error}{self._remedy(error)}")
         return message.body, message.fds
+
+    def _remedy(self, error: str) -> str:
+        where = f"size {self.task.size!r} with {self.task.world_size} ranks ({self.task.topology})"
+        return f"; {where} is too large for this machine, use a smaller one" if outcome.MEMORY.search(error) else ""
 
     def close(self) -> None:
         self._let_go()

@@ -17,7 +17,8 @@ from pkb_env.told import Raised, clean
 from rewards.verdict import RankReport, Status
 
 Body = dict[str, Any]
-_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|bad_alloc|out of memory|MemoryError", re.IGNORECASE)
+MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|bad_alloc|out.of.memory|MemoryError", re.IGNORECASE)
+"""How an error reads whose cause is that memory ran out."""
 _ECHO = re.compile(r"connection (closed|reset|refused)|broken pipe|pair closure|socket (closed|error)", re.IGNORECASE)
 """How a rank's error reads when another rank went away."""
 _WAIT = "wait for "
@@ -75,7 +76,7 @@ def _failure(rank: Body, stage: str) -> tuple[Status, str]:
     if raised.log:
         return Status.COMPILE_ERROR, f"the compiler refused a source ({where}):\n{raised.log}"
     text = f"{where}: {raised}"
-    if raised.type == "MemoryError" or _MEMORY.search(raised.text):
+    if raised.type == "MemoryError" or MEMORY.search(raised.text):
         return Status.OUT_OF_MEMORY, f"{text} (the memory of a rank is capped)"
     if stage == "load":
         return Status.LOAD_ERROR, f"importing the module failed on {text}"
@@ -90,7 +91,7 @@ def _ended(rank: Body, stage: str) -> tuple[Status, str]:
     if code == -signal.SIGKILL:
         text += " (which is also how the kernel ends a process when memory runs out)"
     printed = clean(rank["printed"]).strip()[-500:]
-    if _MEMORY.search(printed):
+    if MEMORY.search(printed):
         return Status.OUT_OF_MEMORY, f"{text}: {printed}"
     left = stage == "load" and code is not None and code >= 0
     return (Status.LOAD_ERROR if left else Status.RUNTIME_ERROR), text + (f"; it had printed: {printed}" if printed else "")

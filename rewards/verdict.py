@@ -121,9 +121,9 @@ class Verdict:
     passed: float = 0.0
     """Share of (trial, rank, output) comparisons that hold, 0 to 1."""
     time_ms: float | None = None
-    """Median time of one call of the candidate, slowest rank."""
+    """Median time of the candidate's `solution`, from the last rank's beginning to the last one's return."""
     baselines: Mapping[str, float] = field(default_factory=dict)
-    """Times in ms of one call of other implementations; `reference` whenever time_ms is there."""
+    """Times in ms of other implementations, likewise; `reference` whenever time_ms is there."""
     speedup: float | None = None
     """Reference time over candidate time, from paired calls."""
     speedup_low: float | None = None
