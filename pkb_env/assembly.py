@@ -9,6 +9,7 @@ import torch
 
 from pkb_env import hardware, roofline, topology
 from pkb_env.attempt import Result
+from pkb_env.kernels import own_share
 from pkb_env.machine import Machine
 from pkb_env.screen import mechanisms
 from pkb_env.submission import Candidate, Submission
@@ -36,7 +37,7 @@ class Case:
             found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
             passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms,
             bound_ms=self._bound_ms(machine), stage_s=result.stage_s, walls=machine.walls,
-            notes=result.notes + self._notes(),
+            notes=result.notes + self._notes(), kernels=result.kernels, own_kernel_share=own_share(result.kernels),
         )  # fmt: skip
 
     def _notes(self) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pkb_env import outcome, stopping, timing
+from pkb_env import kernels, outcome, stopping, timing
+from pkb_env.box import control
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Task
 from pkb_env.broker import Builds
 from pkb_env.call import Call
 from pkb_env.cancellation import Cancellation
+from pkb_env.errors import HarnessError
 from pkb_env.load import Others, disturbing
 from pkb_env.locks import Share
 from pkb_env.machine import Machine
@@ -27,13 +29,15 @@ from pkb_env.oracles import Oracle
 from pkb_env.outcome import Outcome
 from pkb_env.source import literal_sources
 from pkb_env.submission import Candidate
-from pkb_env.timed import TimedStage
+from pkb_env.timed import TIMED_FROM, TimedStage
 from pkb_env.turns import Tampered, Turn, Turns
 from problems.base import Problem
-from rewards.verdict import RankReport, Status
+from rewards.verdict import Kernel, RankReport, Status
 
 _COLD = 3
 """Times the last-level cache: what is more than that comes from memory at each call."""
+_PROFILED = TIMED_FROM - 1
+"""Number of the trial that is called under the profiler."""
 _SHARE_OF_MORE = 0.5
 """Of the pairs and the time of the first group, for each fresh group that repeats a narrow claim."""
 
@@ -61,6 +65,7 @@ class Result:
     speed: timing.Speed | None = None
     stage_s: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
     busy: bool = False
     """Whether others' load disturbed the timed pairs: it slows the two sides unequally."""
 
@@ -108,11 +113,13 @@ class Attempt:
         if right and job.timed and machine.config.pairs:
             right, speed = self._alone(box, oracle, turns)
         summary = turns.summary()
+        kernels, failed = self._kernels(box, turns) if right and machine.config.kernels and job.task.devices else ((), ())
         self.stage_s["judge"] = turns.judge_s
         result = self._result(summary, box.peak_memory(), speed if right else None)
         result.busy = disturbing(self._others, job.task.world_size)
         busy = (f"busy: others used {self._others:.2g} cores beside the timed pairs: nothing is proven",) if result.busy else ()
-        result.notes = (*_cache_hot(oracle), *_few(result.speed), *busy) if result.speed else ()
+        result.notes = (*failed, *((*_cache_hot(oracle), *_few(result.speed), *busy) if result.speed else ()))
+        result.kernels = kernels
         return result
 
     def _start(self, groups: ExitStack, share: Share) -> tuple[Oracle, Turns, Box, list[Turn]]:
@@ -163,6 +170,16 @@ class Attempt:
         call = box.call(turn.slot, turn.nonce)
         self._first_call = self._first_call or call
         return turns.judge(turn)
+
+    def _kernels(self, box: Box, turns: Turns) -> tuple[tuple[Kernel, ...], tuple[str, ...]]:
+        """What runs on the GPUs in one more call; whatever goes wrong in it changes no verdict."""
+        with self._stage("kernels"):
+            turn = turns.fill(_PROFILED)
+            try:
+                box.call(turn.slot, turn.nonce, control.PROFILE)
+                return kernels.read(turns.told(turn)), ()
+            except (BoxFailed, HarnessError) as error:
+                return (), (f"no kernels: the call under the profiler failed ({error})",)
 
     def _alone(self, box: Box, oracle: Oracle, turns: Turns) -> tuple[bool, timing.Speed | None]:
         """The timed stage has the machine alone."""

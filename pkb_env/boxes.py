@@ -120,15 +120,15 @@ class Box:
         """
         self._receive("ready", self._config.load_deadline_s)
 
-    def call(self, slot: int, nonce: int) -> Call:
-        """One call of `solution` on every rank; the ranks are stopped when it returns.
+    def call(self, slot: int, nonce: int, operation: int = control.CALL) -> Call:
+        """One call of `solution` on every rank, for its outputs or, with `control.PROFILE`, for what ran; then they are stopped.
 
         Raises:
             BoxFailed: a rank failed, or the deadline passed.
             HarnessError: the supervisor is gone.
         """
         deadline = self._config.call_deadline_s
-        self._send({"cmd": "call", "slot": slot, "nonce": nonce, "deadline_s": deadline})
+        self._send({"cmd": "call", "operation": operation, "slot": slot, "nonce": nonce, "deadline_s": deadline})
         body = self._receive("done", deadline)
         return Call(tuple(body["ranks_ns"]), tuple(control.Times(*times) for times in body["times"]))
 

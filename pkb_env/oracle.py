@@ -143,6 +143,11 @@ class Twin:
         with at_work(self.home):
             return {"event": "judged", **self.record.add(prepared, answers)}
 
+    def told(self, body: Body) -> Body:
+        """What the ranks left in a slot in the place of outputs, as far as it is text."""
+        left = [arena.read(body["slot"], body["nonce"]) for arena in self.maps[3]]
+        return {"event": "told", "texts": [each if isinstance(each, str) else "" for each in left]}
+
     def summary(self, body: Body) -> Body:
         return {"event": "summary", "unwritten": self._unwritten(body["last"]), **self.record.summary()}
 
@@ -167,7 +172,7 @@ def _said(group: Group, stage: str, trouble: str, deadline_s: float) -> str:
 
 
 def _serve(twin: Twin) -> None:
-    orders = {f.__name__: f for f in (twin.begin, twin.fill, twin.prepare, twin.judge, twin.summary)}
+    orders = {f.__name__: f for f in (twin.begin, twin.fill, twin.prepare, twin.judge, twin.told, twin.summary)}
     while True:
         body = twin.group.upstream.recv().body
         try:

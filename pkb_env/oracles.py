@@ -143,8 +143,8 @@ class Oracle:
         except (ChannelClosed, ChannelViolation, TimeoutError) as error:
             raise HarnessError(f"the oracle of {self.task.problem} is gone: {error}") from None
         if message.body.get("event") == "broken":
-            error = message.body["error"]
-            raise HarnessError(f"the oracle of {self.task.problem} broke: {error}{self._remedy(error)}")
+            broken = message.body["error"]
+            raise HarnessError(f"the oracle of {self.task.problem} broke: {broken}{self._remedy(broken)}")
         return message.body, message.fds
 
     def _remedy(self, error: str) -> str:

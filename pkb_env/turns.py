@@ -71,6 +71,10 @@ class Turns:
             raise Tampered(answer["violation"])
         return bool(answer["passed"] == answer["total"])
 
+    def told(self, turn: Turn) -> list[str]:
+        """The text that each rank left in the place of its outputs; empty where it left none."""
+        return list(self._oracle.ask("told", **vars(turn))["texts"])
+
     def summary(self) -> dict[str, Any]:
         """All comparisons in one; see `judging.Record.summary`.
 

@@ -15,6 +15,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from rewards.observed import Finding, Kernel, RankReport
+
+__all__ = ["Finding", "Kernel", "RankReport", "Status", "Verdict"]
+
 SCHEMA_VERSION = 1
 
 
@@ -43,51 +47,6 @@ class Status(StrEnum):
     """Some rank's output is not the answer."""
     CORRECT = "CORRECT"
     """Every comparison of every trial, rank and output holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing the screen read in the source."""
-
-    rule: str
-    line: int
-    """1-based line in the candidate's source."""
-    severity: str
-    """`note`, `warn` or `forbid`."""
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What one rank did, as seen from outside its box."""
-
-    rank: int
-    phase: str = ""
-    """Where it was last: start, init, load, ready, call, returned, raised."""
-    exit: str | None = None
-    """How the process ended if it ended by itself: `exit 3`, `signal SIGSEGV`; None while it lived."""
-    stuck: str | None = None
-    """Where it waited at the deadline: line, function and collective."""
-    line: int | None = None
-    """Candidate line of the failure, 1-based."""
-    error: str | None = None
-    """The exception it raised, or why its output is not the answer."""
-    output: int | None = None
-    """Position of its first wrong output among the flattened outputs."""
-    index: tuple[int, ...] | None = None
-    """Position of the first wrong element inside that output."""
-    got: str | None = None
-    expected: str | None = None
-    max_error: float | None = None
-    """Largest absolute error over its floating outputs, in the output's own unit; None when it is not finite."""
-    peak_memory_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.index is not None:
-            object.__setattr__(self, "index", tuple(self.index))
-        # Refusing it would turn a candidate's NaN into a failure of the harness; `got` tells what came.
-        if self.max_error is not None and not math.isfinite(self.max_error):
-            object.__setattr__(self, "max_error", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +98,10 @@ class Verdict:
     bound_ms: float | None = None
     """Roofline of this problem, size and hardware, or None."""
     mechanisms: tuple[str, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    """The longest of the slowest rank, longest first; only where `EvalConfig.kernels` asked for them."""
     own_kernel_share: float | None = None
+    """Share of their time that is in kernels of the candidate's own."""
     findings: tuple[Finding, ...] = ()
     walls: tuple[str, ...] = ()
     """The walls of the box that held during this evaluation."""
@@ -192,12 +154,13 @@ class Verdict:
         try:
             ranks = tuple(RankReport(**r) for r in raw.pop("ranks", ()))
             findings = tuple(Finding(**f) for f in raw.pop("findings", ()))
-            return cls(**raw, ranks=ranks, findings=findings)
+            kernels = tuple(Kernel(**k) for k in raw.pop("kernels", ()))
+            return cls(**raw, ranks=ranks, findings=findings, kernels=kernels)
         except TypeError as error:
             raise ValueError(f"stored verdict has missing or malformed fields: {error}") from error
 
 
-_TUPLES = ("ranks", "mechanisms", "findings", "walls", "notes")
+_TUPLES = ("ranks", "mechanisms", "kernels", "findings", "walls", "notes")
 _TIMES = ("time_ms", "speedup", "speedup_low", "speedup_high", "skew", "bound_ms")
 
 

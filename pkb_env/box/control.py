@@ -16,7 +16,7 @@ import struct
 from dataclasses import astuple, dataclass
 
 PAGE = 4096
-CALL, FILL, MAP = 1, 2, 3
+CALL, FILL, MAP, PROFILE = 1, 2, 3, 4
 PHASES = ("start", "init", "load", "ready", "call", "returned", "raised")
 
 _COMMAND = struct.Struct("<IIQQ32s")

@@ -35,6 +35,7 @@ def evaluate(
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
     precision: session.Precision = None,
     time_budget: session.TimeBudget = None,
+    kernels: Annotated[bool, typer.Option("--kernels", help="GPUs: tell which kernels ran; one more call")] = False,
     require_wall: Annotated[list[str] | None, typer.Option("--require-wall", help="refuse to run without it; repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
 ) -> None:
@@ -44,7 +45,7 @@ def evaluate(
 
         scorer = _reward(reward)
         submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
-        counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget}
+        counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget, "kernels": kernels}
         config = _config(**counts, require_walls=tuple(require_wall or ()))
         with session.progress(f"evaluating {problem}: {backend}, {world_size} ranks, size {size} ...", quiet=as_json):
             verdict, stored_id = _run(submission, config, store)

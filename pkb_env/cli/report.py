@@ -17,6 +17,7 @@ from rewards.score import Score
 from rewards.verdict import RankReport, Status, Verdict
 
 _COLOURS = {Status.CORRECT: "bold green", Status.INFRA: "bold magenta"}
+_KERNELS = 8
 _ENOUGH = 7
 """From so many pairs on the range of their ratios holds the median at the promised level."""
 
@@ -39,6 +40,9 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.ranks:
         console.print(_ranks(verdict.ranks))
     _show_times(console, verdict)
+    for kernel in verdict.kernels[:_KERNELS]:
+        own = " (its own)" if kernel.own else ""
+        console.print(escape(f"kernel     {kernel.ms:.4g} ms in {kernel.calls}: {kernel.name}{own}"), highlight=False)
     for finding in verdict.findings:
         console.print(escape(f"{finding.severity}: line {finding.line}: {finding.message} ({finding.rule})"), highlight=False)
     for label, parts in (("notes", verdict.notes), ("walls", verdict.walls), ("mechanisms", verdict.mechanisms)):

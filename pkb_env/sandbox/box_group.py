@@ -81,7 +81,7 @@ def _serve(group: Group) -> None:
 
 
 def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
-    start = group.order(control.Order(control.CALL, body["slot"], body["nonce"]))
+    start = group.order(control.Order(body["operation"], body["slot"], body["nonce"]))
     trouble = group.wait(group.all_done, body["deadline_s"])
     if trouble is not None:
         return hang.report(group, "call", trouble)
