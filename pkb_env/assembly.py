@@ -46,11 +46,12 @@ class Case:
         return crowded + (("shared: the ranks take turns on one GPU",) if self.submission.topology == "shared" else ())
 
     def _bound_ms(self, machine: Machine) -> float | None:
+        """None where ranks share one GPU: what they can do together is not W times what one can."""
         s = self.submission
-        if s.topology != "cpu":
+        if s.topology == "shared":
             return None
-        itemsize = getattr(torch, s.dtype).itemsize
-        return roofline.bound_ms(self.problem.cost(self.problem.size(s.size, s.profile), s.world_size, itemsize), machine.peaks)
+        cost = self.problem.cost(self.problem.size(s.size, s.profile), s.world_size, getattr(torch, s.dtype).itemsize)
+        return roofline.bound_ms(cost, machine.peaks(s.topology))
 
     @property
     def _oversubscribed(self) -> bool:

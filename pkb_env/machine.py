@@ -7,8 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -34,6 +33,7 @@ class Machine:
     """Everything that evaluations write lies in it, and goes with it."""
     held: int
     """Descriptor of the lock that says the folder is in use."""
+    _peaks: dict[str, Peaks] = field(default_factory=dict)
 
     @classmethod
     def start(cls, config: EvalConfig, hidden: Sequence[Path] = ()) -> Self:
@@ -61,10 +61,11 @@ class Machine:
         broker, pool = Broker(zygote, config, lock=ways), OraclePool(zygote, folder, config)
         return cls(config, zygote, broker, pool, ways, folder, lock)
 
-    @cached_property
-    def peaks(self) -> Peaks:
+    def peaks(self, topology: str = "cpu") -> Peaks:
         """What one rank can do at best here; measured once per machine."""
-        return known(self.zygote, cache_dir())
+        if topology not in self._peaks:
+            self._peaks[topology] = known(self.zygote, cache_dir(), topology)
+        return self._peaks[topology]
 
     @property
     def walls(self) -> tuple[str, ...]:

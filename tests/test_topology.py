@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -21,6 +22,7 @@ from pkb_env.errors import UsageError
 from pkb_env.evaluator import Evaluator
 from pkb_env.machine import Machine
 from pkb_env.outcome import Outcome
+from pkb_env.peaks import Peaks
 from pkb_env.registration import ID
 from pkb_env.submission import Candidate, Submission
 from pkb_env.timing import Speed
@@ -208,10 +210,12 @@ def test_times_on_a_shared_gpu_compare_with_nothing(evaluator: Evaluator, machin
 
 def test_times_on_gpus_of_their_own_compare(evaluator: Evaluator, machine_with: Fake) -> None:
     machine_with(1)
-    verdict = verdict_of(evaluator.machine(), "node", 1)
+    machine = replace(evaluator.machine(), _peaks={"node": Peaks(1e9, 1e12, 1e9)})
+    verdict = verdict_of(machine, "node", 1)
     assert verdict.comparable
     assert verdict.notes == ()
-    assert verdict.bound_ms is None  # no peaks of a GPU are known
+    problem = problems.load("allreduce")
+    assert verdict.bound_ms == pytest.approx(problem.cost(problem.size("tiny"), 1, 2).memory_bytes / 1e6)
     assert (verdict.dtype, verdict.hardware) == ("bfloat16", "GPU x1")
 
 

@@ -71,7 +71,7 @@ def _peaks() -> Peaks | None:
 
     try:
         with Evaluator(EvalConfig()) as evaluator:
-            return evaluator.machine().peaks
+            return evaluator.machine().peaks()
     except HarnessError as error:
         typer.echo(f"pkb: no bounds: {error}", err=True)
         return None

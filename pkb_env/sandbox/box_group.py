@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pkb_env.box import control
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.box.worker import Lines
 from pkb_env.sandbox import hang, limits, walls
+from pkb_env.sandbox.gpu_rest import Rest
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
 from pkb_env.sandbox.launcher import NO_MULTICAST
@@ -49,13 +51,15 @@ def main(upstream: Channel) -> None:
     fds = Fds(tuple(first.fds[rank::world_size] for rank in range(world_size)), symmetric)
     walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
     group, gpu = Group(world_size, upstream, config["output_chars"]), gpu_devices() if config["devices"] else []
+    rest = Rest(config["devices"])
     try:
         group.start(
             lambda: walls.confine_group(config["walls"], config["read"], config["write"], gpu),
             lambda rank, lines: _rank_main(config, fds, gpu, rank, lines),
         )
+        rest.prepare()
         _load(group, config)
-        _serve(group)
+        _serve(group, rest)
     except ChannelClosed:
         pass
     finally:
@@ -69,24 +73,27 @@ def _load(group: Group, config: dict[str, Any]) -> None:
     group.upstream.send(answer)
 
 
-def _serve(group: Group) -> None:
+def _serve(group: Group, rest: Rest) -> None:
     while True:
         body = group.upstream.recv().body
         if body["cmd"] == "memory":
             group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
         elif body["cmd"] == "call":
-            group.upstream.send(_call(group, body))
+            group.upstream.send(_call(group, rest, body))
         else:
             group.heard(body)
 
 
-def _call(group: Group, body: dict[str, Any]) -> dict[str, Any]:
+def _call(group: Group, rest: Rest, body: dict[str, Any]) -> dict[str, Any]:
     start = group.order(control.Order(body["operation"], body["slot"], body["nonce"]))
     trouble = group.wait(group.all_done, body["deadline_s"])
     if trouble is not None:
         return hang.report(group, "call", trouble)
+    finished = [rank.finished_ns or 0 for rank in group.ranks]
+    rest.wait()
+    unrest = time.perf_counter_ns() - max(finished)
     group.pause()
-    stamps = [rank.finished_ns - start - group.held_ns + rank.late_ns() for rank in group.ranks if rank.finished_ns is not None]
+    stamps = [ns - start - group.held_ns + unrest + rank.late_ns() for ns, rank in zip(finished, group.ranks, strict=True)]
     return {"event": "done", "ranks_ns": stamps, "times": [astuple(rank.page.times()) for rank in group.ranks]}
 
 
