@@ -2,8 +2,8 @@
 
 The compiler runs in a compile box of its own; what it made is kept in a cache keyed by source, flags and compiler, and
 linked into the folder that the asking box can read.
-Not here: reading a request (`build_order`), the command lines (`toolchain`, `cuda_toolchain`), the compile box
-(`sandbox.compile_box`).
+Not here: reading a request (`build_order`), which compilers there are (`compilers`), their command lines (`toolchain`,
+`cuda_toolchain`, `triton_toolchain`), the compile box (`sandbox.compile_box`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from pkb_env import hardware
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.build_order import Order
 from pkb_env.cancellation import hang_up
+from pkb_env.compilers import Compilers
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.cuda_toolchain import CudaToolchain, NoCudaCompiler
 from pkb_env.errors import HarnessError
 from pkb_env.locks import MachineLock
 from pkb_env.sandbox.launcher import Zygote
 from pkb_env.source import Literal
-from pkb_env.toolchain import FlagError, Prepared, Toolchain
+from pkb_env.toolchain import FlagError, Prepared
+from pkb_env.triton_toolchain import NoTriton, TritonToolchain
 
 _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 64 << 20
 _MOST_PREFETCHED = 4
@@ -63,63 +65,33 @@ class Builds(Enum):
     """Not at all: its calls are being timed.  What is in the cache is there."""
 
 
-class Broker:
-    """Thread-safe; the prepared toolchain is made at the first build."""
+class Broker(Compilers):
+    """Thread-safe."""
 
     def __init__(self, zygote: Zygote, config: EvalConfig, root: Path | None = None, lock: MachineLock | None = None) -> None:
         self._zygote, self._config, self._machine = zygote, config, lock or MachineLock()
-        self._root = root or cache_dir()
+        super().__init__(root or cache_dir())
         self._builds = self._root / "builds"
-        self._lock = threading.Lock()
         self._running_compilers = threading.BoundedSemaphore(max(1, hardware.cores()))
         self._running: dict[str, Future[Body]] = {}
         self._wanted: dict[Future[Body], Wanted] = {}
-        self._prepared: Prepared | None = None
-        self._cuda: CudaToolchain | None = None
         self.counters = Counters()
-
-    def prepared(self) -> Prepared:
-        """The toolchain with its precompiled header and the box's native library.
-
-        Raises:
-            NoCompiler: this machine has no C++ compiler, or it cannot build ours.
-        """
-        with self._lock:
-            if self._prepared is None:
-                self._prepared = Toolchain.detect().prepare(self._root / "toolchain")
-            return self._prepared
-
-    def cuda(self) -> CudaToolchain:
-        """What builds CUDA; of the C++ toolchain it needs the compiler only.
-
-        Raises:
-            NoCudaCompiler: this machine has no nvcc.
-        """
-        with self._lock:
-            if self._cuda is None:
-                self._cuda = CudaToolchain.detect()
-            return self._cuda
-
-    def versions(self, *, cuda: bool = False) -> str:
-        """The compilers' names in records; with `cuda` also nvcc's, or that there is none."""
-        host = self.prepared().toolchain.version
-        with contextlib.suppress(NoCudaCompiler):
-            return f"{host}, {self.cuda().version}" if cuda else host
-        return f"{host}, no nvcc"
 
     def build(
         self, request: Any, folder: Path, builds: Builds = Builds.SHARED, wanted: Callable[[], bool] = lambda: True
     ) -> Body:
-        """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}.
+        """Serve a box's request: {"path"} inside `folder`, or {"error": log, "reason"}; of Triton's assemblers, {"versions"}.
 
         Raises:
             HarnessError: the compile box is gone, or nobody who asked wants the library any more.
         """
         try:
+            if request == {"kind": "triton"}:
+                return {"versions": dict(self.triton().assemblers)}
             reply = self._once(Order.of(request), builds, wanted)
         except FlagError as error:
             return {"error": str(error), "reason": "flags"}
-        except NoCudaCompiler as error:
+        except (NoCudaCompiler, NoTriton) as error:
             return {"error": str(error), "reason": "unsupported"}
         if "path" not in reply:
             return reply
@@ -182,7 +154,7 @@ class Broker:
         source, library, recipe = folder / order.file_name, folder / "candidate.so", self._recipe(order)
         source.write_text(order.source, encoding="utf-8", errors="replace")
         deadline = self._config.compile_deadline_s
-        if order.is_extension:
+        if order.is_extension and not isinstance(recipe, TritonToolchain):
             deadline = self._config.extension_deadline_s
             recipe.prepare_extensions()
             command = recipe.extension_command(source, library, order.name, order.flags)
@@ -202,8 +174,8 @@ class Broker:
         library.rename(done)
         return {"path": str(done)}
 
-    def _recipe(self, order: Order) -> Prepared | CudaToolchain:
-        return self.cuda() if order.is_cuda else self.prepared()
+    def _recipe(self, order: Order) -> Prepared | CudaToolchain | TritonToolchain:
+        return self.triton() if order.is_triton else self.cuda() if order.is_cuda else self.prepared()
 
     def _run(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted, folders: Sequence[Path]) -> Body:
         channel = self._zygote.spawn("compile")

@@ -1,6 +1,6 @@
-"""Which compiler flags a candidate may give, to a C++ compiler and to nvcc: two allow-lists.
+"""Which compiler flags a candidate may give, to a C++ compiler, to nvcc and to ptxas: three allow-lists.
 
-Not here: the flags every build gets (`toolchain`, `cuda_toolchain`).
+Not here: the flags every build gets (`toolchain`, `cuda_toolchain`, `triton_toolchain`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ _ALLOWED = re.compile(
     r"|-W(no-)?[a-z][a-z0-9+=-]*|-pthread"
 )
 
+_TUNING = (
+    r"-(v|-verbose|-warn-on-spills|-warn-on-local-memory-usage|-allow-expensive-optimizations=(true|false)"
+    r"|-def-(load|store)-cache=(ca|cg|cs|cv|lu|wb|wt)|d?lcm=(ca|cg|cs|cv)|-register-usage-level=([0-9]|10))"
+)
+_PTXAS_ALLOWED = re.compile(
+    rf"{_TUNING}|-O[0-4]|--opt-level=[0-4]|-g|-lineinfo|-suppress-debug-info|--fmad=(true|false)|--?maxrregcount=[0-9]+"
+    r"|--gpu-name=sm_[0-9]{2,3}[af]?"
+)
 _CUDA_ALLOWED = re.compile(
     r"-O[0-3]|--?std=c\+\+(17|20)|-D[A-Za-z_]\w*(=[\w.+-]*)?|-U[A-Za-z_]\w*|-w|-g0"
     r"|--?(use_fast_math|lineinfo|generate-line-info|expt-relaxed-constexpr|expt-extended-lambda|extended-lambda|restrict)"
     r"|--?(ftz|prec-div|prec-sqrt|fmad|extra-device-vectorization)(=(true|false))?|--?(maxrregcount|diag-suppress)=[0-9,]+"
-    r"|-Xptxas=(-(O[0-3]|v|-verbose|-warn-on-spills|-warn-on-local-memory-usage|-allow-expensive-optimizations=(true|false)"
-    r"|-def-(load|store)-cache=(ca|cg|cs|cv|lu|wb|wt)|d?lcm=(ca|cg|cs|cv)|-register-usage-level=([0-9]|10)),?)+"
+    rf"|-Xptxas=((-O[0-3]|{_TUNING}),?)+"
     r"|--?arch=sm_[0-9]{2,3}[af]?|--?gencode=arch=compute_[0-9]{2,3}[af]?,code=(sm|compute)_[0-9]{2,3}[af]?"
 )
-_TWO_WORDS = re.compile(r"--?(maxrregcount|diag-suppress|std|arch|gencode)|-Xptxas|-Xcompiler|-[DU]")
+_TWO_WORDS = re.compile(r"--?(maxrregcount|opt-level|gpu-name|diag-suppress|std|arch|gencode)|-Xptxas|-Xcompiler|-[DU]")
 """Options whose value may be the next word."""
 _LONG = {"--ptxas-options": "-Xptxas", "--compiler-options": "-Xcompiler"}
 
@@ -68,12 +75,25 @@ def check_cuda_flags(flags: Sequence[str]) -> tuple[str, ...]:
     return joined
 
 
+def check_ptxas_flags(flags: Sequence[str]) -> tuple[str, ...]:
+    """Flags for the assembler of kernels, each in one word, if a candidate may use all of them.
+
+    Raises:
+        FlagError: with the first one that is not on the list (files, modes, entries).
+    """
+    joined = _one_word_each(flags)
+    for flag in joined:
+        if not _PTXAS_ALLOWED.fullmatch(flag):
+            raise FlagError(f"ptxas flag {flag!r} is not allowed; allowed are what Triton gives it, -O*, --maxrregcount=, caches")
+    return joined
+
+
 def _one_word_each(flags: Sequence[str]) -> tuple[str, ...]:
     """`-Xptxas -v` as `-Xptxas=-v`, whichever way it was given."""
     words: list[str] = []
     for flag in flags:
         if not isinstance(flag, str):
-            raise FlagError(f"nvcc flag {flag!r} is no text")
+            raise FlagError(f"flag {flag!r} is no text")
         if words and _TWO_WORDS.fullmatch(words[-1]):
             words[-1] += flag if words[-1] in ("-D", "-U") else f"={flag}"
         else:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_PROGRAMS = ("cc1plus", "collect2", "as", "ld")
+_PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld")
 _FILES = ("libstdc++.so", "crtbeginS.o", "crti.o")
 
 
@@ -47,6 +47,12 @@ def nvcc_folders(nvcc: str) -> tuple[Path, ...]:
     named = [path for line in settings for path in re.findall(r'(?:^|-[IL]|")(/[^"\n]*)', line)]
     top, *rest = (Path(path.strip()).resolve() for path in (root[1], *named))
     return (top, *dict.fromkeys(path for path in rest if top not in path.parents))
+
+
+def without_folders(log: str, limit: int) -> str:
+    """A log with the last part of every absolute path only, cut to `limit` characters."""
+    log = re.sub(r"(?<![\w.])/(?:[^\s:'\"()/]+/)+", "", log)
+    return log if len(log) <= limit else log[:limit] + f"\n... {len(log) - limit} more characters"
 
 
 def run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pkb_env import torch_extension
 from pkb_env.compiler_flags import FlagError, check_cuda_flags
-from pkb_env.compiler_folders import compiler_folders, nvcc_folders, run
+from pkb_env.compiler_folders import compiler_folders, nvcc_folders, run, without_folders
 from pkb_env.toolchain import NoCompiler, Toolchain, content_key
 
 SOURCE_NAME = "candidate.cu"
@@ -125,9 +125,7 @@ class CudaToolchain:
 
     def readable(self, log: str, source: Path, limit: int = 6000) -> str:  # noqa: ARG002  the same call as for C++
         """The log of nvcc and its programs without paths and names of temporary files, cut to `limit` characters."""
-        log = re.sub(r"(?<![\w.])/(?:[^\s:'\"()/]+/)+", "", log)
-        log = re.sub(r"\btmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", log)
-        return log if len(log) <= limit else log[:limit] + f"\n... {len(log) - limit} more characters"
+        return without_folders(re.sub(r"\btmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", log), limit)
 
     def _settings(self, flags: Sequence[str], standard: str = "-std=c++17") -> list[str]:
         """Level, standard and architecture, each once, then the other flags of the candidate."""

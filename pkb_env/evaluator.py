@@ -157,20 +157,22 @@ class Evaluator:
         """The submission with its topology settled and its problem's slug, and the problem."""
         submission = topology.settled(submission)
         backends.load(submission.backend, submission.topology)
-        if submission.backend == "cuda":
-            self._require_nvcc()
+        self._require_tools(submission.backend)
         problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
         if submission.world_size > most:
             raise UsageError(f"world size {submission.world_size} is more than {most} ({_MOST_PER_CORE} ranks a core)")
         fitting([problem], world_size=submission.world_size, size=submission.size, profile=submission.profile)
         return replace(submission, problem=problem.slug), problem
 
-    def _require_nvcc(self) -> None:
-        """A machine that cannot build CUDA must not look like candidates that do not compile."""
+    def _require_tools(self, backend: str) -> None:
+        """A machine that cannot build what the candidates of a backend need must not look like ones that do not compile."""
         try:
-            self.machine().broker.cuda()
+            if backend == "cuda":
+                self.machine().broker.cuda()
+            elif backend == "triton":
+                self.machine().broker.triton()
         except NoCompiler as error:
-            raise UsageError(f"backend 'cuda' cannot be used on this machine: {error}") from None
+            raise UsageError(f"backend {backend!r} cannot be used on this machine: {error}") from None
 
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()

@@ -1,4 +1,4 @@
-"""What `pkb doctor` says of GPUs: which there are, what `auto` makes of them, with what CUDA sources are built.
+"""What `pkb doctor` says of GPUs: which there are, what `auto` makes of them, with what CUDA and Triton are built.
 
 Not here: evaluating on them and trying the walls there (`doctor`).
 """
@@ -14,6 +14,7 @@ from pkb_env import topology
 from pkb_env.cuda_toolchain import CudaToolchain
 from pkb_env.toolchain import NoCompiler
 from pkb_env.torch_extension import torch_version
+from pkb_env.triton_toolchain import TritonToolchain
 
 _SMI_DEADLINE_S = 60
 
@@ -24,12 +25,13 @@ def topologies() -> tuple[str, ...]:
 
 
 def facts() -> dict[str, str]:
-    """GPUs, driver, nvcc, and what `auto` picks for one rank and for two; without a GPU one line that says why."""
+    """GPUs, driver, nvcc, Triton, and what `auto` picks for one rank and for two; without a GPU one line that says why."""
     if not topology.gpus():
         return {"GPUs": f"{why_none()}; topology auto is cpu"}
     picked = dict.fromkeys(f"{name} ({why})" for name, why in map(topology.choose, (1, 2)))
     driver = ask("--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "unknown (no nvidia-smi)"
-    return {"GPUs": topology.gpu_name(), "driver": driver, "nvcc": _nvcc(), "auto": ", ".join(picked)}
+    tools = {"nvcc": _nvcc(), "triton": _triton()}
+    return {"GPUs": topology.gpu_name(), "driver": driver, **tools, "auto": ", ".join(picked)}
 
 
 def why_none() -> str:
@@ -61,3 +63,11 @@ def _nvcc() -> str:
     except NoCompiler as error:
         return str(error)
     return f"{found.version}, {found.nvcc}"
+
+
+def _triton() -> str:
+    try:
+        found = TritonToolchain.detect()
+    except NoCompiler as error:
+        return str(error)
+    return f"{found.version}, {found.folder.parent.parent}"

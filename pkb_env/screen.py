@@ -50,8 +50,8 @@ _NAMES: tuple[tuple[str, str, str, str], ...] = (
 """Rule, severity, message, dotted names that it is about; `*` stands for anything."""
 _STACK_ATTRIBUTES = frozenset({"f_back", "f_locals", "f_globals", "tb_frame", "gi_frame", "cr_frame"})
 _TENSORS = ("torch.Tensor", "torch.nn.Parameter")
-_PATCHED = ("torch", "time", "os", "sys", "builtins", "gc", "numpy", "ctypes", "signal", "pkb_box", "utils")
-_SETTINGS = ("torch.backends.", "torch._inductor.config.", "torch._dynamo.config.", "os.environ")
+_PATCHED = ("torch", "time", "os", "sys", "builtins", "gc", "numpy", "ctypes", "signal", "pkb_box", "utils", "triton")
+_SETTINGS = ("torch.backends.", "torch._inductor.config.", "torch._dynamo.config.", "triton.knobs.", "os.environ")
 _COLLECTIVES = (
     *(f"torch.distributed.{word}" for word in ("all_", "reduce", "broadcast", "gather", "scatter", "monitored_barrier")),
     "torch.distributed.nn.functional.",

@@ -189,7 +189,7 @@ def test_orders_of_cuda() -> None:
     with pytest.raises(FlagError, match=r"candidate\.cu:2: "):
         Order.of(request_of('\n#include "/etc/passwd"'))
     with pytest.raises(FlagError, match="of kind cpp, extension, cuda, cuda_extension"):
-        Order.of({"kind": "ptx"})
+        Order.of({"kind": "sass"})
 
 
 def test_literal_sources_tell_the_kind() -> None:

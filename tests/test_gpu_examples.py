@@ -1,4 +1,4 @@
-"""The examples in CUDA: as far as a machine without a GPU can tell, and judged where there is one.
+"""The examples in CUDA and Triton: as far as a machine without a GPU can tell, and judged where there is one.
 
 Not here: what they reach; times of ranks that share a GPU mean nothing.
 """
@@ -23,7 +23,8 @@ from pkb_env.submission import Candidate, Submission, read
 
 ROOT = Path(__file__).parents[1]
 HEADER = ROOT / "pkb_env" / "box" / "native" / "pkb_cuda.h"
-WRITTEN = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem.startswith("cuda_"))
+WRITTEN = sorted(p.stem for p in (ROOT / "examples").glob("*.py") if p.stem.startswith(("cuda_", "triton_")))
+IN_CUDA = [name for name in WRITTEN if name.startswith("cuda_")]
 
 
 def text_of(name: str) -> str:
@@ -39,7 +40,7 @@ def cuda_in(candidate: Candidate) -> list[str]:
 
 
 def test_every_problem_has_an_example_in_cuda() -> None:
-    assert {name.removeprefix("cuda_") for name in WRITTEN} == set(problems.names())
+    assert {name.removeprefix("cuda_") for name in IN_CUDA} == set(problems.names())
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -51,16 +52,16 @@ def test_an_example_takes_the_arguments_of_its_problem(name: str) -> None:
     assert {"node", "shared"} <= set(backends.load(backend).topologies)
 
 
-@pytest.mark.parametrize("name", [*WRITTEN, "cuda"])
+@pytest.mark.parametrize("name", [*WRITTEN, "cuda", "triton"])
 def test_an_example_passes_the_screen_and_shows_what_it_uses(name: str) -> None:
     candidate, backend = read(text_of(name)), name.partition("_")[0]
     findings = screen(candidate, backend)
     assert [f for f in findings if f.severity != "note" or f.rule == "delegation"] == []
-    assert set(mechanisms(candidate)) == {"symmetric_memory", "native_code"}
+    assert set(mechanisms(candidate)) == {"symmetric_memory", "native_code" if backend == "cuda" else "triton"}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
-@pytest.mark.parametrize("name", [*WRITTEN, "cuda"])
+@pytest.mark.parametrize("name", [*IN_CUDA, "cuda"])
 def test_cuda_compiles(name: str, tmp_path: Path) -> None:
     (source,) = cuda_in(read(text_of(name)))
     file = tmp_path / "candidate.cu"

@@ -123,7 +123,7 @@ def test_feedback_shows_no_machine_path_and_needs_no_source(name: str) -> None:
     assert feedback(CASES[name])
 
 
-@pytest.mark.parametrize(("backend", "topology"), [*((b, "cpu") for b in names()), ("cuda", "node")])
+@pytest.mark.parametrize(("backend", "topology"), [*((b, "cpu") for b in names()), ("cuda", "node"), ("triton", "shared")])
 def test_the_task_of_a_problem(backend: str, topology: str) -> None:
     problem = problems.load("gemm_allreduce")
     settings = Submission("", problem.slug, backend, world_size=4, topology=topology)
@@ -152,7 +152,7 @@ def test_the_task_tells_the_limits_of_the_evaluator() -> None:
 
 
 @pytest.mark.parametrize(("topology", "library"), [("node", "NCCL"), ("shared", "gloo")])
-@pytest.mark.parametrize("backend", ["torch", "cuda"])
+@pytest.mark.parametrize("backend", ["torch", "cuda", "triton"])
 def test_the_task_on_gpus_tells_what_the_reference_runs_over(backend: str, topology: str, library: str) -> None:
     problem = problems.load("allreduce")
     text = task_prompt(problem, Submission("", problem.slug, backend, topology=topology))
@@ -161,7 +161,7 @@ def test_the_task_on_gpus_tells_what_the_reference_runs_over(backend: str, topol
     assert "cpu" not in text.lower()
 
 
-@pytest.mark.parametrize(("backend", "topology"), [("cpp", "node"), ("cpp", "shared"), ("cuda", "cpu")])
+@pytest.mark.parametrize(("backend", "topology"), [("cpp", "node"), ("cpp", "shared"), ("cuda", "cpu"), ("triton", "cpu")])
 def test_a_backend_that_does_not_fit_is_refused(backend: str, topology: str) -> None:
     problem = problems.load("allreduce")
     with pytest.raises(UsageError, match="does not run on topology"):

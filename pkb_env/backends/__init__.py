@@ -17,8 +17,9 @@ _FILES = {
     "torch": "pkb_env.backends.torch",
     "cpp": "pkb_env.backends.cpp",
     "cuda": "pkb_env.backends.cuda",
+    "triton": "pkb_env.backends.triton",
 }
-_LATER = ("triton", "parallelkittens")
+_LATER = ("parallelkittens",)
 
 
 @dataclass(frozen=True)

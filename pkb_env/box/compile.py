@@ -20,7 +20,7 @@ from typing import Any
 
 Request = Callable[[dict[str, Any]], dict[str, Any]]
 
-_EXTENSION = "torch.utils.cpp_extension"
+_EXTENSION, _TRITON = "torch.utils.cpp_extension", "triton"
 _HARMLESS_LIBRARIES = frozenset({"-lm", "-lpthread", "-pthread", "-ldl", "-lrt"})
 _request: Request | None = None
 _built: dict[tuple[Any, ...], str] = {}
@@ -44,7 +44,7 @@ def connect(request: Request) -> None:
 
     A request is `{"kind": "cpp" or "cuda", "source", "flags"}` or `{"kind": "extension", "name", "cpp_sources", "functions",
     "flags"}`, of kind `cuda_extension` with `cuda_sources` and `cuda_flags`; the answer `{"path"}`, or `{"error": log,
-    "reason"}`.
+    "reason"}`.  Triton's requests are of kind `ptx` and `launcher`; `{"kind": "triton"}` asks which assemblers there are.
     """
     global _request  # noqa: PLW0603  one broker per process
     _request = request
@@ -59,7 +59,7 @@ def compile_cpp(source: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
         CompileError: with the compiler's log.
     """
     body = {"kind": "cpp", "source": source, "flags": list(flags)}
-    return ctypes.CDLL(_build(body, ("cpp", source, *flags)))
+    return ctypes.CDLL(build(body, ("cpp", source, *flags)))
 
 
 def compile_cuda(source: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -74,10 +74,15 @@ def compile_cuda(source: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """
     _require_cuda("compile_cuda")
     body = {"kind": "cuda", "source": source, "flags": list(flags)}
-    return ctypes.CDLL(_build(body, ("cuda", source, *flags)))
+    return ctypes.CDLL(build(body, ("cuda", source, *flags)))
 
 
-def _build(body: dict[str, Any], key: tuple[Any, ...]) -> str:
+def build(body: dict[str, Any], key: tuple[Any, ...]) -> str:
+    """Path of what the broker makes of a request; asked once per key.
+
+    Raises:
+        CompileError: with the compiler's log, or why it was not asked.
+    """
     if key not in _built:
         if _request is None:
             raise CompileError("this process is connected to no compiler: compile inside a box", "unsupported")
@@ -117,7 +122,7 @@ def load_inline(
     if cuda_sources:
         _require_cuda("cuda_sources")
         body |= {"kind": "cuda_extension", "cuda_sources": _listed(cuda_sources), "cuda_flags": _listed(extra_cuda_cflags)}
-    path = _build(body, (repr(body),))
+    path = build(body, (repr(body),))
     return import_extension(name, path) if is_python_module else _load_operators(path)
 
 
@@ -174,11 +179,16 @@ def load(*_arguments: Any, **_settings: Any) -> Any:
 
 
 def _redirect(module: ModuleType) -> None:
-    module.load_inline, module.load = load_inline, load  # type: ignore[attr-defined]
+    if module.__name__ == _TRITON:
+        from . import triton_tools  # noqa: PLC0415  imports this module
+
+        triton_tools.install(_request({"kind": _TRITON}).get("versions", {}) if _request else {})
+    else:
+        module.load_inline, module.load = load_inline, load  # type: ignore[attr-defined]
 
 
 class _Redirecting(importlib.abc.Loader):
-    """Executes a module as its own loader does, then redirects its build functions."""
+    """Executes a module as its own loader does, then redirects what it builds with."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -192,10 +202,10 @@ class _Redirecting(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Redirects torch's module when a candidate imports it: importing it beforehand would cost every rank setuptools."""
+    """Redirects a module when a candidate imports it: importing it beforehand would cost every rank some tenths of a second."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _EXTENSION:
+        if name not in (_EXTENSION, _TRITON):
             return None
         others = [f for f in sys.meta_path if f is not self]
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
@@ -205,11 +215,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Let `torch.utils.cpp_extension` build through the broker, and `utils.cuda_helpers` be the shim of this package."""
+    """Let torch's extensions and Triton build through the broker, and `utils.cuda_helpers` be the shim of this package."""
     from . import cuda_helpers  # noqa: PLC0415  imports this module
 
     cuda_helpers.install()
-    if _EXTENSION in sys.modules:
-        _redirect(sys.modules[_EXTENSION])
-    elif not any(isinstance(f, _Finder) for f in sys.meta_path):
+    for name in (_EXTENSION, _TRITON):
+        if name in sys.modules:
+            _redirect(sys.modules[name])
+    if not any(isinstance(f, _Finder) for f in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -24,7 +24,7 @@ def evaluate(
     problem: Annotated[str, typer.Argument(help="slug, number or unique prefix")],
     file: Annotated[str, typer.Argument(help="a file that defines `solution`; - reads standard input")],
     *,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="written in: torch, cpp (cpu), cuda (GPUs)")] = "torch",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="written in: torch, cpp (cpu), cuda, triton (GPUs)")] = "torch",
     world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")] = 2,
     size: Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")] = "default",
     profile: Annotated[str, typer.Option("--profile", help="hardened, or upstream: the public benchmark's inputs")] = "hardened",

@@ -24,7 +24,7 @@ from pkb_env.sandbox.init import ExitNotice, run_init
 from pkb_env.sandbox.rank import Body, Rank
 
 MAX_REQUESTS = 64
-"""Build requests that one group may make."""
+"""Build requests that one group may make for each of its ranks."""
 _TOLD_CHARS = 20_000
 """How much of each text is kept that a rank tells of its failure."""
 _GRACE_S = 0.15
@@ -148,8 +148,8 @@ class Group:
         elif event == "raised":
             rank.fail(raised={name: value[:_TOLD_CHARS] if isinstance(value, str) else value for name, value in body.items()
                               if isinstance(value, str | int)})  # fmt: skip
-        elif event == "compile" and self._requests >= MAX_REQUESTS:
-            self._reply(rank, {"error": f"more than {MAX_REQUESTS} build requests", "reason": "too many requests"})
+        elif event == "compile" and self._requests >= MAX_REQUESTS * self.world_size:
+            self._reply(rank, {"error": f"more than {MAX_REQUESTS} build requests a rank", "reason": "too many requests"})
         elif event == "compile":
             self._requests += 1
             self.compiling.add(rank.rank)

@@ -22,7 +22,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
 PROC, OWN_THREADS = "/proc", "/proc/self/task"
 GPU_READ = (PROC, "/sys/devices", "/sys/class/drm", "/sys/module/nvidia")
 """What CUDA and NCCL look at besides: their process, the driver's tables, which memory and which links are near a GPU."""
-NEEDED = ("torch", "numpy", "setuptools")
+NEEDED = ("torch", "numpy", "setuptools", "triton")
 OURS = ("pkb_env", "problems", "rewards", "training", "tests")
 
 
