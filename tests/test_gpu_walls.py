@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from pkb_env.sandbox import limits, seccomp, walls
+from pkb_env.sandbox import landlock, limits, seccomp, walls
 from pkb_env.sandbox.syscalls import syscall
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -401,6 +401,11 @@ def rank_tries(scene: Scene, other: int) -> dict[str, tuple[Act, str]]:
         "writes scratch": (opened(scene.scratch / "new", NEW), "allowed"),
         "cuts scratch": (opened(scene.scratch / "new", CUT), "allowed"),
         "renames in scratch": (lambda: os.rename(scene.scratch / "new", scene.scratch / "old"), "allowed"),
+        "makes a folder in scratch": (lambda: os.mkdir(scene.scratch / "folder"), "allowed"),
+        "moves within scratch": (
+            lambda: os.rename(scene.scratch / "old", scene.scratch / "folder" / "old"),
+            "allowed" if landlock.abi() >= 2 else "EXDEV",
+        ),
         "null": (opened("/dev/null", CHANGE), "allowed"),
         "reads what is visible": (opened(scene.visible / "file", READ), "allowed"),
         "changes what is visible": (opened(scene.visible / "file", CHANGE), "EACCES"),

@@ -62,10 +62,13 @@ def restrict(read: Iterable[str | Path], write: Iterable[str | Path] = (), devic
 def restrict_writing(write: Iterable[str | Path], devices: Iterable[str | Path]) -> None:
     """Within what `restrict` left, change nothing but what lies here, and these devices; reading stays as it is.
 
+    Rules that do not speak of moving files from folder to folder forbid it everywhere.
+
     Raises:
         OSError: Landlock is not there, or refused.
     """
-    handled = _WRITE | (_TRUNCATE if abi() >= 3 else 0)
+    version = abi()
+    handled = _WRITE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     ruleset = checked(syscall(_CREATE, struct.pack("Q", handled), 8, 0), "landlock_create_ruleset")
     for path in (*write, *devices):
         _allow(ruleset, path, handled)
