@@ -60,6 +60,7 @@ def test_with_a_gpu_the_choice_of_auto_is_explained(monkeypatch: pytest.MonkeyPa
     assert (one[0], two[0]) == ("node", "shared")
     assert found["auto"] == f"node ({one[1]}), shared ({two[1]})"
     assert found["nvcc"].startswith("nvcc ") or "CUDA_HOME" in found["nvcc"]
+    assert found["triton"].startswith("triton ") or "pip install triton" in found["triton"]
 
 
 def test_a_missing_nvcc_comes_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Candidates in Triton, through real boxes on a GPU; what a CPU can show of them is in `test_triton_toolchain`."""
+"""Candidates in Triton, through real boxes on a GPU; what a CPU can show of them is in `test_triton_toolchain`.
+
+The examples with ranks that share a GPU are in `test_gpu_examples`.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,9 @@ def verdict_of(evaluator: Evaluator, source: str, where: str = "node", world_siz
     return verdict
 
 
-@pytest.mark.parametrize(("topology", "world_size"), [("node", 1), ("shared", 2)])
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("triton_*.py")), ids=lambda path: path.stem)
-def test_an_example_is_correct(evaluator: Evaluator, path: Path, topology: str, world_size: int) -> None:
-    verdict = verdict_of(evaluator, path.read_text(encoding="utf-8"), topology, world_size, path.stem.removeprefix("triton_"))
+def test_an_example_is_correct_on_a_gpu_of_its_own(evaluator: Evaluator, path: Path) -> None:
+    verdict = verdict_of(evaluator, path.read_text(encoding="utf-8"), slug=path.stem.removeprefix("triton_"))
     assert verdict.correct, f"{verdict.message}\n{verdict.ranks}"
 
 

@@ -42,6 +42,8 @@ def native(text: str) -> str:
         ("import torch\nsetattr(torch, 'empty', None)", "patching"),
         ("import sys\nsys.modules['torch'] = None", "patching"),
         ("import torch\ndel torch.empty", "patching"),
+        ("import triton\ntriton.jit = None", "patching"),
+        ("from triton import knobs\nknobs.compilation.always_compile = True", "global-setting"),
         ("import torch\ntorch.backends.cuda.matmul.allow_tf32 = True", "global-setting"),
         ("import os\nos.environ['A'] = '1'", "global-setting"),
         ("import gc\ngc.get_objects()", "object-scan"),
