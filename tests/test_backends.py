@@ -71,7 +71,7 @@ def test_check_env_passes_with_the_default_evaluator() -> None:
     observation, reward, terminated, _, info = env.step(RIGHT)
     assert (info["verdict"]["status"], terminated) == ("CORRECT", True)
     assert float(reward) >= 0  # a correct candidate's floor: at this size the interval's lower end may be far below parity
-    assert "One call takes" in observation["feedback"]
+    assert "`solution` takes" in observation["feedback"]
     env.close()
 
 
