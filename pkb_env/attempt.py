@@ -15,14 +15,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pkb_env import kernels, outcome, stopping, timing
+from pkb_env import kernels, outcome, remarks, stopping, timing
 from pkb_env.box import control
 from pkb_env.boxes import SLOTS, Box, BoxFailed, Task
 from pkb_env.broker import Builds
 from pkb_env.call import Call
 from pkb_env.cancellation import Cancellation
 from pkb_env.errors import HarnessError
-from pkb_env.load import Others, disturbing
+from pkb_env.load import Others
 from pkb_env.locks import Share
 from pkb_env.machine import Machine
 from pkb_env.oracles import Oracle
@@ -34,8 +34,6 @@ from pkb_env.turns import Tampered, Turn, Turns
 from problems.base import Problem
 from rewards.verdict import Kernel, RankReport, Status
 
-_COLD = 3
-"""Times the last-level cache: what is more than that comes from memory at each call."""
 _PROFILED = TIMED_FROM - 1
 """Number of the trial that is called under the profiler."""
 _SHARE_OF_MORE = 0.5
@@ -66,13 +64,13 @@ class Result:
     stage_s: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     kernels: tuple[Kernel, ...] = ()
-    busy: bool = False
-    """Whether others' load disturbed the timed pairs: it slows the two sides unequally."""
+    proves: bool = True
+    """Whether the timed pairs may be believed."""
 
     @property
     def faster(self) -> bool:
         """Whether the candidate is proven faster than the reference."""
-        return self.speed is not None and self.speed.faster and not self.busy
+        return self.speed is not None and self.speed.faster and self.proves
 
 
 class Attempt:
@@ -116,9 +114,9 @@ class Attempt:
         kernels, failed = self._kernels(box, turns) if right and machine.config.kernels and job.task.devices else ((), ())
         self.stage_s["judge"] = turns.judge_s
         result = self._result(summary, box.peak_memory(), speed if right else None)
-        result.busy = disturbing(self._others, job.task.world_size)
-        busy = (f"busy: others used {self._others:.2g} cores beside the timed pairs: nothing is proven",) if result.busy else ()
-        result.notes = (*failed, *((*_cache_hot(oracle), *_few(result.speed), *busy) if result.speed else ()))
+        against = remarks.against_proof(box, self._others, job.task.world_size)
+        result.proves = not against
+        result.notes = (*failed, *((*remarks.on_times(oracle, result.speed), *against) if result.speed else ()))
         result.kernels = kernels
         return result
 
@@ -234,15 +232,3 @@ class Attempt:
             yield
         finally:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.monotonic() - start
-
-
-def _few(speed: timing.Speed) -> tuple[str, ...]:
-    return (f"few pairs: {speed.pairs}, which prove nothing faster",) if speed.pairs < timing.MIN_PAIRS else ()
-
-
-def _cache_hot(oracle: Oracle) -> tuple[str, ...]:
-    """A remark when the arguments that take turns do not leave the last-level cache between two calls that use them."""
-    turns, cache = SLOTS * oracle.call_bytes, oracle.cache_bytes
-    if not cache or turns > _COLD * cache:
-        return ()
-    return (f"cache-hot: calls take turns through {turns / 2**20:.3g} MiB, under {_COLD}x a cache of {cache / 2**20:.3g} MiB",)

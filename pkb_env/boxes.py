@@ -84,6 +84,8 @@ class Box:
         """Given up for a while when a call or an import takes long and others wait for the machine: the group stands still."""
         self.quiet: Callable[[], bool] = lambda: True
         """Whether nothing else works for this box."""
+        self.watched = True
+        """Whether after every call somebody waited for the GPUs to be at rest."""
         self.builds = Builds.SHARED
         self._sending, self._trouble = threading.Lock(), None  # type: tuple[threading.Lock, HarnessError | None]
         self.folder = Path(tempfile.mkdtemp(prefix="box-", dir=parent))
@@ -130,6 +132,7 @@ class Box:
         deadline = self._config.call_deadline_s
         self._send({"cmd": "call", "operation": operation, "slot": slot, "nonce": nonce, "deadline_s": deadline})
         body = self._receive("done", deadline)
+        self.watched = self.watched and body["watched"]
         return Call(tuple(body["ranks_ns"]), tuple(control.Times(*times) for times in body["times"]))
 
     def peak_memory(self) -> list[int | None]:

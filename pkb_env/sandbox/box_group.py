@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,16 @@ def main(upstream: Channel) -> None:
     shared = sum(os.fstat(fd).st_size for fd in symmetric) + config["slots"] * (config["in_capacity"] + config["out_capacity"])
     config["rank_memory_bytes"] += limits.memory_in_use(reserves=bool(config["devices"])) + shared
     fds = Fds(tuple(first.fds[rank::world_size] for rank in range(world_size)), symmetric)
+    rest = Rest(config["devices"])
+    rest.start()
     walls.enter_namespaces(config["walls"], config["scratch"], config["disk_bytes"])
     group, gpu = Group(world_size, upstream, config["output_chars"]), gpu_devices() if config["devices"] else []
-    rest = Rest(config["devices"])
     try:
         group.start(
             lambda: walls.confine_group(config["walls"], config["read"], config["write"], gpu),
             lambda rank, lines: _rank_main(config, fds, gpu, rank, lines),
         )
-        rest.prepare()
+        rest.ready()
         _load(group, config)
         _serve(group, rest)
     except ChannelClosed:
@@ -90,11 +90,11 @@ def _call(group: Group, rest: Rest, body: dict[str, Any]) -> dict[str, Any]:
     if trouble is not None:
         return hang.report(group, "call", trouble)
     finished = [rank.finished_ns or 0 for rank in group.ranks]
-    rest.wait()
-    unrest = time.perf_counter_ns() - max(finished)
+    unrest = rest.wait()
     group.pause()
     stamps = [ns - start - group.held_ns + unrest + rank.late_ns() for ns, rank in zip(finished, group.ranks, strict=True)]
-    return {"event": "done", "ranks_ns": stamps, "times": [astuple(rank.page.times()) for rank in group.ranks]}
+    times = [astuple(rank.page.times()) for rank in group.ranks]
+    return {"event": "done", "ranks_ns": stamps, "times": times, "watched": rest.watched}
 
 
 def _rank_main(config: dict[str, Any], fds: Fds, gpu: list[str], rank: int, lines: Lines) -> None:

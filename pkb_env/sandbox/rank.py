@@ -13,8 +13,11 @@ from pkb_env.box.worker import Lines
 
 Body = dict[str, Any]
 RAN_ONCE_NS, RAN_EACH_NS = 20_000_000, 200_000
-"""How long a stopped rank may seem to run, in all and for each stop.  The kernel keeps the time of a running thread tick by tick (1
-to 10 ms), so a thread that is just being stopped can be read short by one; it also counts what it still does for a thread that waits."""
+"""How long a stopped rank may seem to run, in all and for each stop.
+
+The kernel keeps the time of a running thread tick by tick (1 to 10 ms), so one that is just being stopped can be read short by a
+tick; it also counts what it still does for one that waits for a core.
+"""
 _STOP_S, _STOP_POLL_S = 1.0, 0.0001
 """A stop reaches a running thread at once, but a hypervisor may hold the core that it runs on, and that counts as running:
 however long it takes, `late_ns` charges it."""
