@@ -1,4 +1,4 @@
-"""The process that waits for a box's GPUs: it waits inside the call, and its absence is said.  Without a GPU its work is made up."""
+"""The process that waits for a box's GPUs: it waits inside the call, and its absence is said.  Its work is made up."""
 
 from __future__ import annotations
 

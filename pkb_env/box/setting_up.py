@@ -42,8 +42,8 @@ def use(device: torch.device) -> None:
 def stay_on_one_core() -> None:
     """Keep this thread, and those that it makes from now on, on the last of its cores.
 
-    What drives a GPU is one thread, and from one core to the next its speed differs by up to a third; the reference's has the
-    same core, at other times.
+    What drives a GPU is one thread, and cores differ in how soon a launch is done; the reference's has the same core, at other
+    times.
     """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
