@@ -53,6 +53,16 @@ _RULES = (
     _rule("graph-replay", "note", "replays a CUDA graph", r"\bcudaGraph(?:Launch|Inst)\w*", r"\bcudaStreamBeginCapture"),
     _rule("side-stream", "note", "creates a CUDA stream", r"\bcudaStreamCreate\w*"),
 )
+_MECHANISMS = {
+    "copy_engine": re.compile(r"\bcu(?:da)?Memcpy\w*\s*\("),
+    "nvls": re.compile(r"\bmultimem\.|\bcuMulticast\w*"),
+    "system_scope": re.compile(
+        r"\.(?:acquire|release|acq_rel|relaxed)\.sys\b|\b\w+_(?:acquire|release)_sys\b|\bthread_scope_system\b|\b__threadfence_system\b"
+        r"|\b(?:put_signal|wait_signal|barrier_blocks)\b"
+    ),
+    "tma": re.compile(r"\bcp\.async\.bulk\b|\bcp\.reduce\.async\.bulk\b|\bcuTensorMap\w*|\bCUtensorMap\b"),
+}
+"""How native code moves data: copy engine, NVLink multicast, loads and stores of the whole system's scope, an SM's bulk copies."""
 _TOKEN = re.compile(
     r'(?P<raw>R"(?P<mark>[^()\\\s"]{0,16})\()'
     r'|(?P<text>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')"
@@ -67,6 +77,12 @@ _LOOKS_NATIVE = re.compile(
 def looks_native(text: str) -> bool:
     """Whether a string of the candidate reads like C, C++ or CUDA."""
     return _LOOKS_NATIVE.search(text) is not None
+
+
+def mechanisms_in(source: str) -> set[str]:
+    """How a C++ or CUDA text moves data, by the names it uses."""
+    plain = _as_preprocessed(source)
+    return {name for name, pattern in _MECHANISMS.items() if pattern.search(plain)}
 
 
 def findings_in(source: str, first_line: int = 1) -> tuple[Finding, ...]:

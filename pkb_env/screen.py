@@ -102,7 +102,8 @@ def mechanisms(candidate: Candidate) -> tuple[str, ...]:
         "torch_compile": any(name in ("torch.compile", "torch.jit.script") for name in names),
         "triton": any(name.startswith("triton.") or name == "triton" for name in names),
     }
-    return tuple(sorted(name for name, seen in found.items() if seen))
+    native = (native_text.mechanisms_in(text.value) for text in tree.texts() if native_text.looks_native(text.value))
+    return tuple(sorted({name for name, seen in found.items() if seen}.union(*native)))
 
 
 def _is_collective(name: str) -> bool:

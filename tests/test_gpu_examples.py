@@ -57,7 +57,7 @@ def test_an_example_passes_the_screen_and_shows_what_it_uses(name: str) -> None:
     candidate, backend = read(text_of(name)), name.partition("_")[0]
     findings = screen(candidate, backend)
     assert [f for f in findings if f.severity != "note" or f.rule == "delegation"] == []
-    assert set(mechanisms(candidate)) == {"symmetric_memory", "native_code" if backend == "cuda" else "triton"}
+    assert set(mechanisms(candidate)) >= {"symmetric_memory", "native_code" if backend == "cuda" else "triton"}
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")

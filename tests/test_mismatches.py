@@ -65,7 +65,7 @@ CASES = {
     ),
     "recursion": Case(body("def again(): return again()", "again()"), BROKEN, ("line 5", "RecursionError")),
     "native recursion": Case(
-        native('extern "C" int f(volatile char *up) { volatile char here[4096]; here[0] = up ? *up : 1; return f(here) + here[1]; }',
+        native('extern "C" int f(volatile char *up) { volatile char a[4096]; a[0] = up ? *up : 1; return f(a) + a[1]; }',
                "library.f(None)"), BROKEN, ("SIGSEGV",),
     ),
     "threads without end": Case(

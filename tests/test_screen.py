@@ -173,6 +173,23 @@ def test_mechanisms(source: str, wanted: tuple[str, ...]) -> None:
     assert mechanisms(read(source)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("cudaMemcpyAsync(a, b, n, cudaMemcpyDefault, s);", "copy_engine"),
+        ('asm("multimem.ld_reduce.global.add.v4.f32 {%0}, [%1];");', "nvls"),
+        ('asm("st.release.sys.global.u32 [%0], %1;");', "system_scope"),
+        ("__threadfence_system();", "system_scope"),
+        ('asm("cp.async.bulk.shared::cluster.global [%0], [%1], %2, [%3];");', "tma"),
+        ("/* cudaMemcpy( */ f();", ""),
+    ],
+)
+def test_how_native_code_moves_data(line: str, wanted: str) -> None:
+    native = f"r'''extern \"C\" void go() {{ {line} }}'''"
+    text = f"import pkb_box\npkb_box.compile_cuda({native})\ndef solution(x):\n    return x\n"
+    assert mechanisms(read(text)) == tuple(sorted({"native_code", wanted} - {""}))
+
+
 def test_literal_sources_are_found_with_their_flags() -> None:
     source = (
         "import pkb_box\nfrom pkb_box import compile_cpp as cc, compile_cpp\nHEAD = 'int a;\\n'\nBODY = HEAD + f'{HEAD}int b;'\n"
