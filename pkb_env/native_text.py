@@ -62,7 +62,7 @@ _MECHANISMS = {
     ),
     "tma": re.compile(r"\bcp\.async\.bulk\b|\bcp\.reduce\.async\.bulk\b|\bcuTensorMap\w*|\bCUtensorMap\b"),
 }
-"""How native code moves data: copy engine, NVLink multicast, loads and stores of the whole system's scope, an SM's bulk copies."""
+"""How native code moves data: copy engine, NVLink multicast, accesses of the whole system's scope, an SM's bulk copies."""
 _TOKEN = re.compile(
     r'(?P<raw>R"(?P<mark>[^()\\\s"]{0,16})\()'
     r'|(?P<text>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')"
