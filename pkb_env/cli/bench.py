@@ -1,6 +1,7 @@
 """`pkb bench`: how far this machine's measurements can be believed, how quickly they come, what the examples reach.
 
-Not here: the measurements (`pkb_env.bench`), the tables (`bench_report`), the examples (`bench_examples`).
+Not here: the measurements (`pkb_env.bench`), the tables (`bench_report`), the examples (`bench_examples`),
+the long run (`bench_soak`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pkb_env.cli import bench_examples, bench_setting, session
+from pkb_env.cli import bench_examples, bench_setting, bench_soak, session
 from pkb_env.cli.bench_setting import AsJson, Out, Pairs, Size, Topology, WorldSize
 
 if TYPE_CHECKING:
     from pkb_env.bench.null import Reading
 
-app = typer.Typer(no_args_is_help=True, help="Null test, latency, throughput and examples on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Null test, latency, throughput, examples and a long run on this machine.")
 
 app.command("examples")(bench_examples.examples)
+app.command("soak")(bench_soak.soak)
 
 
 @app.command("null")
