@@ -123,25 +123,23 @@ class Attempt:
     def _start(self, groups: ExitStack, share: Share) -> tuple[Oracle, Turns, Box, list[Turn]]:
         """Oracle and box, ready; builds, inputs and answers are made meanwhile, and none outlasts this."""
         job, machine = self.job, self.machine
-        builds = machine.broker.prefetch(literal_sources(job.candidate))
-        try:
-            with self._stage("oracle"):
-                oracle = groups.enter_context(machine.pool.taken(job.task, job.cancellation))
-                oracle.ask("begin")
-            turns = Turns(oracle, job.secret)
-            with self._stage("load"), ThreadPoolExecutor(1) as beside:
-                box = self._open(groups, oracle)
-                ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
-                box.share, box.quiet = share, lambda: ahead.done() and not any(build.is_alive() for build in builds)
-                try:
-                    box.await_ready()
-                except BoxFailed:
-                    ahead.result()  # where the reference does not come up either it is not the candidate's doing
-                    raise
-                return oracle, turns, box, ahead.result()
-        finally:
+        builds = groups.enter_context(machine.broker.prefetched(literal_sources(job.candidate)))
+        with self._stage("oracle"):
+            oracle = groups.enter_context(machine.pool.taken(job.task, job.cancellation))
+            oracle.ask("begin")
+        turns = Turns(oracle, job.secret)
+        with self._stage("load"), ThreadPoolExecutor(1) as beside:
+            box = self._open(groups, oracle)
+            ahead = beside.submit(turns.ahead, range(min(machine.config.trials, SLOTS)))
+            box.share, box.quiet = share, lambda: ahead.done() and not any(build.is_alive() for build in builds)
+            try:
+                box.await_ready()
+            except BoxFailed:
+                ahead.result()  # where the reference does not come up either it is not the candidate's doing
+                raise
             for build in builds:
                 build.join()
+            return oracle, turns, box, ahead.result()
 
     def _open(self, groups: ExitStack, oracle: Oracle, builds: Builds = Builds.SHARED) -> Box:
         """A box that loads the candidate."""

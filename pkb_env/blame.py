@@ -3,6 +3,8 @@
 A failure is first laid at the harness's door: a known-good canary (the reference's own source, in a fresh box) is run.
 If the canary fails, the machine is at fault: INFRA.  If it passes, the candidate is tried again; when the harness then
 fails once more with this candidate and with no other, the candidate is the cause and the status is its own.
+A rank that SIGKILL ended counts as such a failure too: mostly it is the kernel that killed it, for memory that others took.
+What broke once proves no speed: a candidate that can break a measurement could choose among several.
 """
 
 from __future__ import annotations
@@ -21,21 +23,34 @@ from rewards.verdict import Status
 _TOLD_CHARS = 500
 
 
+_AGAIN = "again: an attempt before this one broke: nothing is proven"
+
+
 def run_with_blame(machine: Machine, job: Job) -> Result:
     """Attempt the job, retrying and asking the canary when the harness fails; never raises HarnessError."""
-    failure = HarnessError("not attempted")
-    for _ in range(1 + machine.config.retries):
-        try:
-            return Attempt(machine, job).run()
-        except (HarnessError, OSError) as error:
-            failure = HarnessError(clean(f"{error}", _TOLD_CHARS))
+    for again in range(1 + machine.config.retries):
+        result, broke = _tried(machine, job)
+        if not broke:
+            return _unproven(result) if again else result
+        machine.pool.forget(job.task)
         if not canary_lives(machine, job):
-            return Result(Outcome(Status.INFRA, "harness", f"the harness failed, with a known-good candidate too: {failure}", ()))
-    return Result(Outcome(
-        Status.RUNTIME_ERROR, "run",
-        f"the evaluation broke {1 + machine.config.retries} times with this candidate and never with a known-good one: {failure}",
-        (),
-    ))  # fmt: skip
+            return Result(Outcome(Status.INFRA, "harness", f"the harness failed, with a known-good candidate too: {broke}", ()))
+    return result
+
+
+def _tried(machine: Machine, job: Job) -> tuple[Result, str]:
+    """What one attempt gives if it is the candidate's fault, and how it broke; empty when it did not."""
+    try:
+        result = Attempt(machine, job).run()
+    except (HarnessError, OSError) as error:
+        broke, times = clean(f"{error}", _TOLD_CHARS), 1 + machine.config.retries
+        message = f"the evaluation broke {times} times with this candidate and never with a known-good one: {broke}"
+        return Result(Outcome(Status.RUNTIME_ERROR, "run", message, ())), broke
+    return result, result.outcome.message if result.outcome.killed else ""
+
+
+def _unproven(result: Result) -> Result:
+    return replace(result, proves=False, notes=(*result.notes, _AGAIN) if result.speed else result.notes)
 
 
 def canary_lives(machine: Machine, job: Job) -> bool:

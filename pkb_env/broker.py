@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from pkb_env import hardware
+from pkb_env import build_cache, hardware
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.build_order import Order
 from pkb_env.cancellation import hang_up
@@ -39,6 +41,10 @@ _MEMORY_BYTES, _FILE_BYTES = 4 << 30, 64 << 20
 _MOST_PREFETCHED = 4
 _SLACK_S = 30.0
 _LOOK_UP_S = 0.1
+_PART_KILLED = re.compile(
+    r"(^\S+: fatal error: Killed signal terminated program \S+\ncompilation terminated\.|: unable to execute command: Killed"
+    r"|^\S+ error +: '\S+' died due to signal 9 .*)\s*\Z", re.MULTILINE)  # fmt: skip
+"""How the log of g++, clang++ or nvcc ends when a program that it had started was killed."""
 Body = dict[str, Any]
 Wanted = list[Callable[[], bool]]
 """Of everybody who asked for a build: whether it still waits."""
@@ -68,10 +74,15 @@ class Builds(Enum):
 class Broker(Compilers):
     """Thread-safe."""
 
-    def __init__(self, zygote: Zygote, config: EvalConfig, root: Path | None = None, lock: MachineLock | None = None) -> None:
+    def __init__(
+        self, zygote: Zygote, config: EvalConfig, root: Path | None = None, lock: MachineLock | None = None,
+        work: Path | None = None,
+    ) -> None:  # fmt: skip
+        """`root`: the cache; `work`: where compilers work, a folder of the same file system that goes when its owner does."""
         self._zygote, self._config, self._machine = zygote, config, lock or MachineLock()
         super().__init__(root or cache_dir())
         self._builds = self._root / "builds"
+        self._work = work or self._builds
         self._running_compilers = threading.BoundedSemaphore(max(1, hardware.cores()))
         self._running: dict[str, Future[Body]] = {}
         self._wanted: dict[Future[Body], Wanted] = {}
@@ -100,18 +111,27 @@ class Broker(Compilers):
             _link(Path(reply["path"]), target)
         return {"path": str(target)}
 
-    def prefetch(self, sources: tuple[Literal, ...]) -> list[threading.Thread]:
-        """Start building literal sources before a rank asks for them; failures show when it asks."""
-        wanted = sources[:_MOST_PREFETCHED]
-        threads = [threading.Thread(target=self._quietly, args=(source,), daemon=True) for source in wanted]
+    @contextlib.contextmanager
+    def prefetched(self, sources: tuple[Literal, ...]) -> Iterator[list[threading.Thread]]:
+        """Build literal sources before a rank asks for them; failures show when it asks.  No build outlasts the block."""
+        over = threading.Event()
+        threads = [
+            threading.Thread(target=self._quietly, args=(source, lambda: not over.is_set()), daemon=True)
+            for source in sources[:_MOST_PREFETCHED]
+        ]
         for thread in threads:
             thread.start()
-        return threads
+        try:
+            yield threads
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
 
-    def _quietly(self, source: Literal) -> None:
+    def _quietly(self, source: Literal, wanted: Callable[[], bool]) -> None:
         request = {"kind": source.kind, "source": source.source, "flags": list(source.flags)}
         with contextlib.suppress(FlagError, HarnessError):
-            self._once(Order.of(request), Builds.SHARED, lambda: True)
+            self._once(Order.of(request), Builds.SHARED, wanted)
 
     def _once(self, order: Order, builds: Builds, wanted: Callable[[], bool]) -> Body:
         key = self._recipe(order).key(order.kind, order.source, (*order.flags, order.name))
@@ -135,14 +155,14 @@ class Broker(Compilers):
         return future.result()
 
     def _cached_or_built(self, done: Path, order: Order, builds: Builds, wanted: Wanted) -> Body:
-        if done.exists():
+        if build_cache.find(done):
             with self.counters.lock:
                 self.counters.cached += 1
             return {"path": str(done)}
         if builds is Builds.NONE:
             return {"error": "no compiler runs while calls are timed: build at import or in the first call", "reason": "timed"}
         self._builds.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._builds))
+        folder = Path(tempfile.mkdtemp(prefix="build-", dir=self._work))
         try:
             with self._machine.compiling() if builds is Builds.SHARED else contextlib.nullcontext():
                 return self._compile(folder, done, order, wanted)
@@ -165,6 +185,8 @@ class Broker(Compilers):
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start
+        if answer["code"] == -signal.SIGKILL or _PART_KILLED.search(str(answer["log"])):
+            raise HarnessError("a compiler was killed from outside, which is also what the kernel does when memory runs out")
         log = recipe.readable(str(answer["log"]), source)
         if answer["code"] is None:
             return {"error": f"the compiler did not end within {deadline:g} s\n{log}", "reason": "deadline"}
@@ -172,6 +194,7 @@ class Broker(Compilers):
             return {"error": log or f"the compiler ended with code {answer['code']}", "reason": "compiler"}
         library.chmod(0o555)
         library.rename(done)
+        build_cache.trim(self._builds)
         return {"path": str(done)}
 
     def _recipe(self, order: Order) -> Prepared | CudaToolchain | TritonToolchain:

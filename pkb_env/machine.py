@@ -58,7 +58,7 @@ class Machine:
             os.close(lock)
             raise
         ways = MachineLock()
-        broker, pool = Broker(zygote, config, lock=ways), OraclePool(zygote, folder, config)
+        broker, pool = Broker(zygote, config, lock=ways, work=folder), OraclePool(zygote, folder, config)
         return cls(config, zygote, broker, pool, ways, folder, lock)
 
     def peaks(self, topology: str = "cpu") -> Peaks:

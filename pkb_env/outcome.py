@@ -33,6 +33,8 @@ class Outcome:
     stage: str
     message: str
     ranks: tuple[RankReport, ...]
+    killed: bool = False
+    """Whether it was SIGKILL that ended the rank which failed first: the kernel's when memory runs out, or somebody's."""
 
 
 def explain(report: Body, deadline_s: float) -> Outcome:
@@ -49,7 +51,8 @@ def explain(report: Body, deadline_s: float) -> Outcome:
         status, message = _late(report, deadline_s)
         return Outcome(status, stage, message, ranks)
     status, message = _failure(cause, report["stage"])
-    return Outcome(status, "compile" if status is Status.COMPILE_ERROR else stage, message, ranks)
+    killed = cause["exit"] == -signal.SIGKILL and not (cause["violation"] or cause["raised"])
+    return Outcome(status, "compile" if status is Status.COMPILE_ERROR else stage, message, ranks, killed)
 
 
 def _failed(rank: Body) -> bool:

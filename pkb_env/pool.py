@@ -38,6 +38,14 @@ class OraclePool:
         else:
             self._give_back(oracle)
 
+    def forget(self, task: Task) -> None:
+        """End the idle groups of a task: what broke one evaluation may have broken them too, unseen."""
+        with self._lock:
+            gone = [oracle for oracle in self._idle if oracle.task == task]
+            self._idle = [oracle for oracle in self._idle if oracle.task != task]
+        for oracle in gone:
+            oracle.close()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

@@ -33,7 +33,7 @@ class Leftovers:
 
 
 def processes(name: str, owner: int | None = None) -> list[int]:
-    """Every live process of that name which `owner` (default: this process) had started, zombies left out."""
+    """Every live process of that name (any, if empty) which `owner` (default: this process) had started; no zombies."""
     mark = f"{OWNER}={owner or os.getpid()}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -43,6 +43,6 @@ def processes(name: str, owner: int | None = None) -> list[int]:
                 ours = mark in (entry / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if ours and f"({name})" in text and text.rsplit(")", 1)[1].split()[0] not in "ZX":
+            if ours and (not name or f"({name})" in text) and text.rsplit(")", 1)[1].split()[0] not in "ZX":
                 found.append(int(entry.name))
     return found

@@ -235,8 +235,10 @@ def test_a_source_is_built_once_in_a_compile_box(
     built, cached = broker.counters.built, broker.counters.cached
     library = box_compile.compile_cuda(SCALE, ["-DFACTOR=2", "--use_fast_math"])
     assert library.answer() == 42
-    for thread in broker.prefetch(literal_sources(Candidate(f"compile_cuda({SCALE!r}, ['-DFACTOR=2', '--use_fast_math'])"))):
-        thread.join()
+    literal = literal_sources(Candidate(f"compile_cuda({SCALE!r}, ['-DFACTOR=2', '--use_fast_math'])"))
+    with broker.prefetched(literal) as builds:
+        for build in builds:
+            build.join()
     answer = broker.build(request_of(SCALE, "-DFACTOR=2", "--use_fast_math"), tmp_path)
     assert ctypes.CDLL(answer["path"]).answer() == 42
     assert (broker.counters.built - built, broker.counters.cached - cached) == (1, 2)

@@ -1,4 +1,7 @@
-"""One compiler run in a box of its own: exec allowed; no inputs, no store, no network; own folder, limits and deadline."""
+"""One compiler run in a box of its own: exec allowed; no inputs, no store, no network; own folder, limits and deadline.
+
+Where process-id name spaces exist the compiler is pid 1 of one, so that what it started ends with it, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ def main(upstream: Channel) -> None:
     """Run one command; answer with its exit code, log and seconds.  Nothing of it survives."""
     config = upstream.recv().body
     adopt_orphans()
+    if "namespaces" in config["walls"]:
+        limits.own_namespaces()
     start = time.monotonic()
     log = Path(config["folder"]) / "log"
     pid = _fork_compiler(config, log)
@@ -36,7 +41,7 @@ def _fork_compiler(config: dict[str, Any], log: Path) -> int:
     if pid:
         return pid
     try:
-        limits.die_with_parent(os.getppid())
+        limits.die_with_parent(None)
         os.setsid()
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -44,8 +49,6 @@ def _fork_compiler(config: dict[str, Any], log: Path) -> int:
             os.dup2(source, target)
         limits.close_all_but(set())
         os.chdir(config["folder"])
-        if "namespaces" in config["walls"]:
-            limits.own_namespaces(pids=False)
         if "limits" in config["walls"]:
             limits.cap(config["memory_bytes"], config["file_bytes"])
             drop_capabilities()

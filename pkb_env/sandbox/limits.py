@@ -56,15 +56,15 @@ def memory_in_use(*, reserves: bool = False) -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5 if reserves else 0]) * resource.getpagesize()
 
 
-def own_namespaces(*, pids: bool = True) -> None:
-    """User, mount, network and IPC name spaces of one's own, the loopback interface up; with `pids` the next child is pid 1.
+def own_namespaces() -> None:
+    """User, mount, network, IPC and process-id name spaces of one's own, the loopback interface up; the next child is pid 1.
 
     Raises:
         OSError: this machine does not allow it (inside many containers).
     """
     user, group = os.getuid(), os.getgid()
     prctl(PR_SET_DUMPABLE, 1)
-    unshare(_NEWUSER | _NEWNS | _NEWIPC | _NEWNET | (_NEWPID if pids else 0))
+    unshare(_NEWUSER | _NEWNS | _NEWIPC | _NEWNET | _NEWPID)
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
