@@ -67,7 +67,7 @@ def task_prompt(problem: Problem, submission: Submission, config: EvalConfig | N
 def feedback(verdict: Verdict, source: str = "") -> str:
     """What came of an attempt, with rank, index, values and line; `source` lets it quote the lines it names."""
     first = _first_error(verdict.message) if verdict.status is Status.COMPILE_ERROR else None
-    line = re.search(r"candidate\.py, line (\d+)", verdict.message)
+    line = re.search(r"candidate\.py, line (\d{1,6})\b", verdict.message)
     text = _environment().get_template("feedback.md.j2").render(
         verdict=verdict,
         code=partial(_line_of, source),
@@ -82,9 +82,7 @@ def feedback(verdict: Verdict, source: str = "") -> str:
 
 def shown(text: str) -> str:
     """A foreign text as it may be shown: no control characters, no machine paths, at most `MAX_SHOWN_CHARS`."""
-    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\n\t\x20-\x7e\x80-\U0010ffff]", "", text)
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    text = re.sub(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+", "", text).strip()
+    text = re.sub(r"(?:(?<![\w./])|(?<=-[A-Z]))/(?:[\w.+@~-]+/)+", "", _printable(text)).strip()
     if len(text) <= MAX_SHOWN_CHARS:
         return text
     half = MAX_SHOWN_CHARS // 2
@@ -124,7 +122,7 @@ def _failed(verdict: Verdict) -> list[RankReport]:
 
 
 def _first_error(log: str) -> re.Match[str] | None:
-    return re.search(r"^[^\n]*?(?P<line>\d+)(?::\d+|\))?: (?:fatal )?error: [^\n]*", log, re.MULTILINE)
+    return re.search(r"^[^\n]*?(?<!\d)(?P<line>\d{1,6})(?::\d{1,6}|\))?: (?:fatal )?error: [^\n]*", log, re.MULTILINE)
 
 
 def _native_line(source: str, number: int) -> str:
@@ -138,7 +136,13 @@ def _native_line(source: str, number: int) -> str:
 
 def _line_of(source: str, number: int) -> str:
     lines = source.split("\n")
-    return lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
+    return _printable(lines[number - 1].strip()[:200]) if 0 < number <= len(lines) else ""
+
+
+def _printable(text: str) -> str:
+    """Without control characters and lone surrogates, which no tokenizer takes."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[^\n\t\x20-\x7e\x80-\U0010ffff]", "", text)
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _ms(value: float) -> str:

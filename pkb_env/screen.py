@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from pkb_env import native_text
@@ -22,6 +23,8 @@ __all__ = ["check", "literal_line", "literal_sources", "mechanisms", "screen"]
 
 MAX_FINDINGS = 100
 """Findings kept for one candidate, the gravest first."""
+MAX_MESSAGE = 400
+"""Characters of a finding: it may quote a name or a string of any length."""
 _SEVERITIES = ("forbid", "warn", "note")
 _NAMES: tuple[tuple[str, str, str, str], ...] = (
     ("process", "warn", "starts or controls a process",
@@ -74,7 +77,8 @@ def screen(candidate: Candidate, backend: str = "torch") -> tuple[Finding, ...]:
     for finding in (*_named(tree), *_patching(tree), *_shapes(tree), *_delegation(tree, backend), *_text(tree)):
         found.setdefault((finding.rule, finding.line), finding)
     kept = sorted(found.values(), key=lambda f: _SEVERITIES.index(f.severity))[:MAX_FINDINGS]
-    return tuple(sorted(kept, key=lambda f: (f.line, f.rule)))
+    cut = [replace(finding, message=finding.message[:MAX_MESSAGE]) for finding in kept]
+    return tuple(sorted(cut, key=lambda f: (f.line, f.rule)))
 
 
 def check(findings: tuple[Finding, ...]) -> None:

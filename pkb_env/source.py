@@ -14,6 +14,8 @@ from pkb_env.submission import Candidate, parse
 
 MAX_DEPTH = 200
 """Longest chain of `+`, attribute or call that is followed."""
+MAX_NAME_CHARS = 1000
+"""Longest dotted name that is looked at: each use of a long alias would be one more copy of it."""
 MAX_JOINED_CHARS = 4 << 20
 """Characters of joined strings that one candidate may cost; names that double each other would fill any memory."""
 COMPILERS = ("compile_cpp", "compile_cuda", "compile_cuda_extension", "load_inline")
@@ -63,7 +65,8 @@ class Tree:
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
-        return ".".join((self.aliases.get(node.id, node.id), *reversed(parts)))
+        name = ".".join((self.aliases.get(node.id, node.id), *reversed(parts)))
+        return name if len(name) <= MAX_NAME_CHARS else ""
 
     def text(self, node: ast.expr | None, depth: int = 0) -> Text | None:
         """The string that an expression of constants, module-level names, `+`, f-strings and `textwrap.dedent` gives."""

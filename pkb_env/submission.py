@@ -23,6 +23,8 @@ MAX_EXPANDED_NODES = 2_000_000
 """Largest program, in syntax nodes after `finally` bodies are copied."""
 MAX_TEXT_BYTES = 1 << 20
 """Largest text (prose and code together) that is searched for a candidate."""
+MAX_BRACES = 20_000
+"""Most `{` of a source: Python 3.11 reads the fields of an f-string in quadratic time, and lets no thread run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def parse(source: str) -> ast.Module:
     """
     if "\0" in source:
         raise _at(source.count("\n", 0, source.index("\0")) + 1, "a NUL character is not Python")
+    if source.count("{") > MAX_BRACES:
+        raise _at(None, f"the source has {source.count('{')} opening braces, at most {MAX_BRACES} are read")
     try:
         with _QUIET, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -149,30 +153,21 @@ def invalid(
     except (TypeError, AttributeError):
         candidate = Candidate(repr(type(submission.text)))
     return Verdict(
-        status=Status.INVALID,
-        stage=error.stage,
-        message=str(error),
-        problem=submission.problem,
-        problem_version=problem_version,
-        profile=submission.profile,
-        size=submission.size,
-        world_size=submission.world_size,
-        backend=submission.backend,
-        topology=submission.topology,
-        digest=candidate.digest,
-        dtype=submission.dtype,
-        findings=findings,
-    )
+        status=Status.INVALID, stage=error.stage, message=str(error), problem=submission.problem, problem_version=problem_version,
+        profile=submission.profile, size=submission.size, world_size=submission.world_size, backend=submission.backend,
+        topology=submission.topology, digest=candidate.digest, dtype=submission.dtype, findings=findings,
+    )  # fmt: skip
 
 
 _QUIET = threading.Lock()
 """`warnings.catch_warnings` swaps a global list, so one thread at a time."""
+_MOST_SAID, _MOST_LINES = 300, 8
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PYTHON_TAGS = ("python", "python3", "py")
 
 
 def _at(line: int | None, what: str) -> InvalidSource:
-    return InvalidSource(f"{FILE_NAME}{'' if line is None else f', line {line}'}: {what}", line=line)
+    return InvalidSource(f"{FILE_NAME}{'' if line is None else f', line {line}'}: {what[:_MOST_SAID]}", line=line)
 
 
 def _size(text: str) -> int:
@@ -215,7 +210,7 @@ def _is_python(text: str) -> bool:
 def _require_one_solution(tree: ast.Module) -> None:
     found = [node for node in tree.body if "solution" in _defined(node)]
     if len(found) > 1:
-        lines = ", ".join(str(node.lineno) for node in found)
+        lines = ", ".join([*(str(node.lineno) for node in found[:_MOST_LINES]), *(["..."] if found[_MOST_LINES:] else [])])
         raise InvalidSource(f"`solution` is defined {len(found)} times (lines {lines}); define it once", line=found[-1].lineno)
     if not found:
         raise InvalidSource(_missing(tree), line=_nested_line(tree))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_PATH = re.compile(r"(?<![\w/.])(?:/[\w.+@~=-]+){2,}/([\w.+@~=-]+)")
+_PATH = re.compile(r"(?:(?<![\w/.])|(?<=-[A-Z]))(?:/[\w.+@~=-]+){2,}/([\w.+@~=-]+)")
 _LAST_LINE = 1_000_000
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from pkb_env.evaluator import Evaluator
@@ -24,8 +25,15 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--slow` runs what takes minutes too."""
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    """`--slow` runs what takes minutes too, and looks longer for counterexamples."""
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too, and draw many more examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """How many examples hypothesis draws where a test does not say."""
+    settings.register_profile("slow", max_examples=3000)
+    if config.getoption("slow"):
+        settings.load_profile("slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,7 +20,8 @@ from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.rank import Rank
 
 _DUMP_WAIT_S = 0.8
-_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d{1,6}) in ([\w<>.\\]{1,100})')
+"""A candidate can write into its dump as well: neither number nor name may be of any length."""
 _THREAD = re.compile(r"\n(?=(?:Thread|Current thread) 0x)")
 
 

@@ -93,7 +93,6 @@ class Zygote:
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
         environment |= {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), OWNER: str(os.getpid())}
         command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
-        command += [str(path.resolve()) for path in (self._root, *self._hidden)]
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -105,6 +104,7 @@ class Zygote:
     def _await_up(self) -> None:
         assert self._control is not None
         try:
+            self._control.send({"hidden": [str(path.resolve()) for path in (self._root, *self._hidden)]})
             body = self._control.recv(_START_S).body
         except (TimeoutError, ChannelClosed) as error:
             self._stop()

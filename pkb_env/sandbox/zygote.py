@@ -31,13 +31,13 @@ _LOADED_FOR_GPUS = ("torch.fx.experimental.symbolic_shapes",)
 _OURS = ("pkb_env.sandbox.box_group", "pkb_env.sandbox.compile_box", "pkb_box.worker", "pkb_box.symm_mem", "pkb_box.compile")
 
 
-def main(control_fd: int, view: str, hidden: list[str]) -> None:
+def main(control_fd: int, view: str) -> None:
     """Fork a supervisor per request until the control socket closes.
 
     Args:
-        control_fd: inherited socket to the starter.
+        control_fd: inherited socket to the starter, which says first what no box may read: caches, stores, other candidates.
+            Every box inherits arguments and variables of this process, so it keeps no name of a place that is hidden.
         view: folder that holds `pkb_box` and links to the packages a box may import.
-        hidden: what no box may read, wherever it lies: caches, stores, other candidates.
     """
     control = Channel(socket.socket(fileno=control_fd))
     visible.make_view(Path(view), BOX_SOURCES)
@@ -50,7 +50,7 @@ def main(control_fd: int, view: str, hidden: list[str]) -> None:
     assert threads == 1, f"{threads} threads in the zygote: a fork would lose them"
     held = walls.probe()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    read = [str(path) for path in visible.read_paths([Path(path) for path in hidden], Path(view))]
+    read = [str(path) for path in visible.read_paths([Path(path) for path in control.recv().body["hidden"]], Path(view))]
     control.send({"event": "up", "walls": held, "read": read})
     while True:
         try:
@@ -83,4 +83,4 @@ def _spawn(control: Channel, kind: str, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2])
