@@ -148,7 +148,8 @@ def test_the_watch_finds_children_and_those_who_left() -> None:
 
 
 def test_a_small_soak_is_clean(tmp_path: Path) -> None:
-    asked = ("--n", "60", "--seed", "4", "-p", "allreduce", "-p", "allgather", "--pairs", "6", "--call-deadline", "2")
+    where = ("-p", "allreduce", "-p", "allgather", "--slots", "3")
+    asked = ("--n", "60", "--seed", "4", *where, "--pairs", "5", "--call-deadline", "2")
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "pkb_env.cli", "bench", "soak", *asked, "--json", "--out", str(tmp_path)],

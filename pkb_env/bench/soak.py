@@ -98,6 +98,8 @@ class Report:
     """Last over first tenth: seconds of an evaluation, median over kinds; NaN when no kind is in both."""
     drifts: dict[str, Trend]
     """Seconds by kind."""
+    rests: tuple[Footprint, ...]
+    """The looks between evaluations, in their order."""
 
     @property
     def clean(self) -> bool:
@@ -146,7 +148,7 @@ def summarise(
         files=tuple(sorted({*after.folders, *(set(after.shared) - set(before.shared))})),
         descriptors=after.descriptors - before.descriptors, threads=after.threads - before.threads,
         ports=tuple(sorted(set(after.ports) - set(before.ports))), trends=_trends(rests),
-        drift=ratio(drifts), drifts=drifts,
+        drift=ratio(drifts), drifts=drifts, rests=tuple(rests),
     )  # fmt: skip
 
 

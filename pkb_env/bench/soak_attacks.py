@@ -32,7 +32,13 @@ def spin():
 """
 
 _LIES = {
-    "done too early": (_CAUGHT, once("os.write(worker().done, b'd')", "time.sleep(0.3)")),
+    "done too early": (
+        _CAUGHT,
+        once(
+            "out, end = right(tensor), time.thread_time() + 0.2", "os.write(worker().done, b'd')",
+            "while time.thread_time() < end: pass", "return out",
+        ),
+    ),
     "another call's number": (
         _CAUGHT,
         once(

@@ -78,7 +78,7 @@ _SUDDEN = {
     "deep recursion": (_RAISED, once("def deep(n): return deep(n + 1) + 1", "deep(0)")),
     "huge allocation": (_MEMORY, once("keep = bytearray(64 << 30)")),
     "huge tensor": (_MEMORY, once("return torch.empty(1 << 40)")),
-    "takes more and more": (_MEMORY, once("keep = []", "while True: keep.append(bytearray(32 << 20))")),
+    "takes more and more": (_MEMORY, once("keep = []", "while True: keep.append(torch.empty(8 << 20))")),
     "alarm": (_RAISED, once("signal.setitimer(signal.ITIMER_REAL, 0.01)", "time.sleep(1000)")),
 }  # fmt: skip
 _AT_ONCE = {
