@@ -181,6 +181,8 @@ class Broker(Compilers):
         else:
             command = recipe.command(source, library, order.flags)
         with self._running_compilers:
+            if not any(wants() for wants in wanted):
+                raise HarnessError("nobody wants the library any more")
             answer = self._run(folder, command, deadline, wanted, recipe.folders)
         with self.counters.lock:
             self.counters.built += 1

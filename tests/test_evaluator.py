@@ -1,4 +1,4 @@
-"""The evaluator as its callers see it: verdicts, store, replay, concurrency, cancellation, blame, and what is left afterwards."""
+"""The evaluator as its callers see it: verdicts, store, replay, concurrency, cancellation, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from pathlib import Path
 import pytest
 from leftovers import Leftovers, processes
 
-import problems
-from pkb_env import oracles
-from pkb_env.boxes import Box
 from pkb_env.cancellation import Cancellation, Cancelled
 from pkb_env.config import EvalConfig
 from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
-from pkb_env.oracles import Oracle
 from pkb_env.store import Store
 from pkb_env.submission import Submission
 from rewards.verdict import Status
@@ -361,66 +357,3 @@ def solution(tensor):
     for size in ("tiny", "default"):
         verdict = quick.evaluate(Submission(source, "allreduce", size=size))
         assert verdict.correct, verdict.message
-
-
-class TestBlame:
-    """A broken harness is nobody's score, unless it breaks with one candidate only."""
-
-    def test_breaking_with_everybody_is_infra(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert quick.evaluate(of(GOOD)).correct
-        monkeypatch.setattr(Oracle, "call", _break)
-        verdict = quick.evaluate(of(GOOD))
-        assert verdict.status is Status.INFRA
-        assert "planted" in verdict.message
-
-    def test_infra_is_never_stored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with Evaluator(QUICK, Store(tmp_path / "store.db")) as evaluator:
-            with monkeypatch.context() as patch:
-                patch.setattr(Oracle, "call", _break)
-                assert evaluator.evaluate(of(GOOD)).status is Status.INFRA
-            assert evaluator.evaluate(of(GOOD)).correct
-
-    def test_a_reference_that_does_not_come_up_is_nobodys_score(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Not even that of a candidate that does not come up either: the machine may be to blame for both."""
-        with Evaluator(QUICK) as evaluator:
-            with monkeypatch.context() as patch:
-                patch.setattr(oracles, "_reference_source", lambda _: "raise RuntimeError('planted')")
-                verdict = evaluator.evaluate(of("raise RuntimeError('mine')\ndef solution(tensor): ..."))
-            assert verdict.status is Status.INFRA, verdict.message
-            assert "planted" in verdict.message
-            start = time.monotonic()
-            assert evaluator.evaluate(of(GOOD)).correct
-            assert time.monotonic() - start < QUICK.load_deadline_s  # nobody waited for the broken one
-
-    def test_breaking_once_is_forgiven(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-        honest, calls = Oracle.call, iter([True])
-
-        def once(self: Oracle, slot: int, nonce: int) -> object:
-            if next(calls, False):
-                _break()
-            return honest(self, slot, nonce)
-
-        monkeypatch.setattr(Oracle, "call", once)
-        assert quick.evaluate(of(GOOD)).correct
-
-    def test_breaking_with_one_candidate_only_is_its_fault(self, quick: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-        honest = Box.load
-
-        def load(self: Box, source: str, *rest: object) -> None:
-            if source == LOCAL:
-                _break()
-            honest(self, source, *rest)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Box, "load", load)
-        verdict = quick.evaluate(of(LOCAL))
-        assert verdict.status is Status.RUNTIME_ERROR
-        assert "known-good" in verdict.message
-
-
-def _break(*_: object) -> None:
-    raise HarnessError("planted")
-
-
-def test_the_canary_is_the_reference(quick: Evaluator) -> None:
-    source = problems.reference_source(problems.load("allreduce"))
-    assert quick.evaluate(of(source)).correct

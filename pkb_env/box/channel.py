@@ -32,6 +32,10 @@ class ChannelClosed(ConnectionError):
     """The other end is gone."""
 
 
+class ChannelUnread(ChannelClosed):
+    """The other end is there and does not read; a part of a message may have been sent, so the channel is of no more use."""
+
+
 class ChannelViolation(ValueError):
     """The other end sent something that is no message."""
 
@@ -83,8 +87,7 @@ class Channel:
         """Send one message.
 
         Raises:
-            ChannelClosed: the other end is gone, or did not read within the timeout in seconds; in the second case a part of
-                the message may have been sent, so the channel is of no more use.
+            ChannelClosed: the other end is gone, or (`ChannelUnread`) did not read within the timeout in seconds.
             ValueError: the message is larger, or has more descriptors, than a reader takes.
         """
         data = json.dumps(body).encode()
@@ -98,6 +101,8 @@ class Channel:
             while packet:
                 sent = self._send_some(packet, ancillary, end)
                 packet, ancillary = packet[sent:], []
+        except TimeoutError as error:
+            raise ChannelUnread(f"cannot send: {error}") from None
         except OSError as error:
             raise ChannelClosed(f"cannot send: {error}") from None
 

@@ -48,6 +48,7 @@ def _fork_compiler(config: dict[str, Any], log: Path) -> int:
         for target, source in ((0, null), (1, out), (2, out)):
             os.dup2(source, target)
         limits.close_all_but(set())
+        limits.go_first()
         os.chdir(config["folder"])
         if "limits" in config["walls"]:
             limits.cap(config["memory_bytes"], config["file_bytes"])

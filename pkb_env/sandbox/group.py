@@ -17,16 +17,13 @@ from dataclasses import replace
 from functools import partial
 
 from pkb_env.box import control
-from pkb_env.box.channel import Channel, ChannelClosed
+from pkb_env.box.channel import Channel, ChannelClosed, ChannelUnread
 from pkb_env.box.worker import Lines
+from pkb_env.sandbox import hearing
 from pkb_env.sandbox.descendants import adopt_orphans, end_descendants
 from pkb_env.sandbox.init import ExitNotice, run_init
 from pkb_env.sandbox.rank import Body, Rank
 
-MAX_REQUESTS = 64
-"""Build requests that one group may make for each of its ranks."""
-_TOLD_CHARS = 20_000
-"""How much of each text is kept that a rank tells of its failure."""
 _GRACE_S = 0.15
 """How long the other ranks may still report after one has failed."""
 
@@ -146,16 +143,22 @@ class Group:
         elif event == "ready" and rank.ready is None:
             rank.ready = body
         elif event == "raised":
-            rank.fail(raised={name: value[:_TOLD_CHARS] if isinstance(value, str) else value for name, value in body.items()
-                              if isinstance(value, str | int)})  # fmt: skip
-        elif event == "compile" and self._requests >= MAX_REQUESTS * self.world_size:
-            self._reply(rank, {"error": f"more than {MAX_REQUESTS} build requests a rank", "reason": "too many requests"})
+            rank.fail(raised=hearing.failure(body, self.world_size))
         elif event == "compile":
-            self._requests += 1
-            self.compiling.add(rank.rank)
-            self.upstream.send({"event": "compile", "rank": rank.rank, "request": body.get("request")})
+            self._pass_on(rank, body.get("request"))
         else:
             rank.fail(violation=f"a message {str(event)[:40]!r} that no rank may send now")
+
+    def _pass_on(self, rank: Rank, request: object) -> None:
+        """Ask for a build; a request that cannot be passed on is refused."""
+        self._requests += 1
+        try:
+            hearing.check_request(request, self._requests / self.world_size)
+            self.upstream.send({"event": "compile", "rank": rank.rank, "request": request})
+        except ValueError as error:
+            self._reply(rank, {"error": f"no build: {error}", "reason": "too large"})
+        else:
+            self.compiling.add(rank.rank)
 
     def _read_notices(self) -> None:
         try:
@@ -217,7 +220,10 @@ class Group:
 
     def _reply(self, rank: Rank, body: Body) -> None:
         with contextlib.suppress(ChannelClosed):
-            rank.channel.send(body, timeout=1.0)
+            try:
+                rank.channel.send(body, timeout=0.0 if rank.failed else 1.0)
+            except ChannelUnread:
+                rank.fail(violation="it does not take the answers to its build requests")
 
     def pause(self) -> None:
         """Stop every rank where it is; it keeps no core busy and changes nothing."""

@@ -57,6 +57,7 @@ def confine_group(walls: Iterable[str], read: list[str], write: list[str], gpu: 
     CUDA looks into /proc and names its threads there, so with a GPU the box sees one: with name spaces that of its own
     processes.  What may be changed in it is left to `confine_rank`.
     """
+    limits.go_first()
     if gpu and "namespaces" in walls:
         limits.own_proc()
     if "landlock" in walls:
