@@ -147,14 +147,17 @@ def test_the_watch_finds_children_and_those_who_left() -> None:
             child.kill()
 
 
-def test_a_small_soak_is_clean(tmp_path: Path) -> None:
-    where = ("-p", "allreduce", "-p", "allgather", "--slots", "3")
-    asked = ("--n", "60", "--seed", "4", *where, "--pairs", "5", "--call-deadline", "2")
-    start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pkb_env.cli", "bench", "soak", *asked, "--json", "--out", str(tmp_path)],
+def pkb_soak(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    where = ("-p", "allreduce", "-p", "allgather", "--out", str(out))
+    return subprocess.run(
+        [sys.executable, "-m", "pkb_env.cli", "bench", "soak", *where, *arguments],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def test_a_small_soak_is_clean(tmp_path: Path) -> None:
+    start = time.monotonic()
+    done = pkb_soak(tmp_path, "--n", "60", "--seed", "4", "--slots", "3", "--pairs", "5", "--call-deadline", "2", "--json")
     print(f"60 candidates in {time.monotonic() - start:.0f} s")
     told = json.loads(done.stdout)
     found = told["report"]
@@ -166,3 +169,15 @@ def test_a_small_soak_is_clean(tmp_path: Path) -> None:
     assert sum(found["statuses"].values()) == 60
     assert len(found["statuses"]) > 5
     assert json.loads((tmp_path / "soak.json").read_text(encoding="utf-8")) == told
+
+
+def test_a_verdict_that_was_not_planted_is_told_with_its_text(tmp_path: Path) -> None:
+    """An honest one that sleeps longer than the deadline."""
+    mix = soak_mix.Mix(3, ("allreduce", "allgather"), timed=False)
+    (slow, *_) = [each for each in mix.plant(range(1, 201), "") if each.kind.name == "slow at times"]
+    done = pkb_soak(tmp_path, "--seed", "3", "--only", str(slow.number), "--pairs", "0", "--call-deadline", "0.25")
+    assert done.returncode == 1, done.stderr
+    told = rf"(?m)^--only {slow.number} \(slow at times, allreduce\): (DEADLOCK|TIMEOUT), planted CORRECT: "
+    assert re.search(told, done.stdout)
+    assert done.stderr.startswith(f"soak --seed 3, not as planted 1: --only {slow.number} ")
+    assert (tmp_path / "odd" / f"{slow.number}.py").read_text(encoding="utf-8") == slow.submission.text

@@ -32,7 +32,7 @@ def _of_kind(kind: str, problem: str) -> str:
 
 
 _HONEST = {
-    "slow at times": (_RIGHT, once("time.sleep(0.3)")),
+    "slow at times": (_RIGHT, once("time.sleep(0.5)")),
     "prints a lot": (_RIGHT, whole("print('x' * 3_000_000)", "return right(tensor)")),
     "starts threads": (
         _RIGHT,
