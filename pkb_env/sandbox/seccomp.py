@@ -2,7 +2,8 @@
 
 Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, memory that no limit
 counts, sockets other than TCP and the list of interfaces, signals to anybody but oneself, waking oneself, outliving one's
-parent, and changing modes, owners, times and attributes of files, which Landlock leaves open.
+parent, changing modes, owners, times and attributes of files and taking leases on them, which Landlock leaves open, and having
+the kernel send on at a pace of one's own, which goes on while the rank is stopped.
 Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
@@ -14,6 +15,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pkb_env.sandbox.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, checked, prctl, syscall
@@ -27,7 +29,20 @@ _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
 _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3 = 0, 4, 16, 24, 32, 40
 _SIGNALS = {62: ("kill", _ARG1), 129: ("rt_sigqueueinfo", _ARG1), 234: ("tgkill", _ARG2), 297: ("rt_tgsigqueueinfo", _ARG2)}
 """With the place of the signal among the arguments: a rank may signal itself, but not wake itself while it is stopped."""
-_SIGCONT, _F_SETSIG, _SOL_SOCKET, _SO_LINGER = 18, 10, 1, 13
+_SIGCONT, _SOL_SOCKET, _SOL_TCP, _IOCTL = 18, 1, 6, 16
+_FCNTL_DENIED = {10: "F_SETSIG", 1024: "F_SETLEASE", 1026: "F_NOTIFY"}
+"""Who opens a file on which a stopped rank holds a lease waits for the better part of a minute."""
+_IOCTL_DENIED = {
+    0x40086602: "FS_IOC_SETFLAGS", 0x40046602: "FS_IOC32_SETFLAGS", 0x401C5820: "FS_IOC_FSSETXATTR",
+    0x40806685: "FS_IOC_ENABLE_VERITY", 0x800C6613: "FS_IOC_SET_ENCRYPTION_POLICY", 0x40087602: "FS_IOC_SETVERSION",
+}  # fmt: skip
+"""Attributes of files, for which an owner needs no more than to read them."""
+_SOCKET_DENIED = {13: "SO_LINGER", 47: "SO_MAX_PACING_RATE"}
+_TCP_ALLOWED = {
+    1: "TCP_NODELAY", 3: "TCP_CORK", 4: "TCP_KEEPIDLE", 5: "TCP_KEEPINTVL", 6: "TCP_KEEPCNT", 12: "TCP_QUICKACK",
+    18: "TCP_USER_TIMEOUT", 23: "TCP_FASTOPEN",
+}  # fmt: skip
+"""Not how the kernel paces and cuts up what is sent: tiny segments at a low rate keep it busy long after the call."""
 _DENIED = {
     59: "execve", 322: "execveat", 57: "fork", 58: "vfork", 101: "ptrace", 310: "process_vm_readv",
     311: "process_vm_writev", 312: "kcmp", 438: "pidfd_getfd", 434: "pidfd_open", 424: "pidfd_send_signal", 200: "tkill",
@@ -49,6 +64,8 @@ _DENIED = {
 }  # fmt: skip
 _ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
 """Allowed for the calling process: Python reads its own limits, OpenMP places its own threads."""
+Row = tuple[int, int, int, int]
+"""An instruction: code, jump if true, jump if false, operand."""
 
 
 def supported() -> bool:
@@ -57,9 +74,9 @@ def supported() -> bool:
 
 @dataclass
 class _Program:
-    """Instructions (code, jump if true, jump if false, operand)."""
+    """Instructions in order."""
 
-    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def load(self, offset: int) -> None:
         self.rows.append((_LD, 0, 0, offset))
@@ -67,7 +84,7 @@ class _Program:
     def give(self, value: int) -> None:
         self.rows.append((_RET, 0, 0, value))
 
-    def when(self, number: int, *body: tuple[int, int, int, int]) -> None:
+    def when(self, number: int, *body: Row) -> None:
         """Run `body`, which ends in a return, for one system call."""
         self.rows.append((_JEQ, 0, len(body), number))
         self.rows.extend(body)
@@ -106,9 +123,11 @@ def _program(pid: int, *, gpu: bool = False) -> _Program:
         program.when(
             number, (_LD, 0, 0, _ARG0), (_JEQ, 1, 0, pid), refuse, (_LD, 0, 0, place), (_JEQ, 0, 1, _SIGCONT), refuse, allow
         )
-    program.when(_FCNTL, (_LD, 0, 0, _ARG1), (_JEQ, 0, 1, _F_SETSIG), refuse, allow)
+    program.when(_FCNTL, *_by(_ARG1, _FCNTL_DENIED, refuse, allow))
+    program.when(_IOCTL, *_by(_ARG1, _IOCTL_DENIED, refuse, allow))
+    own, tcp = _by(_ARG2, _SOCKET_DENIED, refuse, allow), _by(_ARG2, _TCP_ALLOWED, allow, refuse)
     program.when(
-        _SETSOCKOPT, (_LD, 0, 0, _ARG1), (_JEQ, 0, 3, _SOL_SOCKET), (_LD, 0, 0, _ARG2), (_JEQ, 0, 1, _SO_LINGER), refuse, allow
+        _SETSOCKOPT, (_LD, 0, 0, _ARG1), (_JEQ, 0, len(own), _SOL_SOCKET), *own, (_JEQ, 0, len(tcp), _SOL_TCP), *tcp, allow
     )
     for number in _ONLY_ON_SELF:
         program.when(number, (_LD, 0, 0, _ARG0), (_JEQ, 2, 0, 0), (_JEQ, 1, 0, pid), refuse, allow)
@@ -125,7 +144,13 @@ def _program(pid: int, *, gpu: bool = False) -> _Program:
     return program
 
 
-def _unix_sockets(program: _Program, allow: tuple[int, int, int, int]) -> None:
+def _by(place: int, values: Collection[int], those: Row, others: Row) -> list[Row]:
+    """One return for the calls whose argument is one of the values, another one for the rest."""
+    count = len(values)
+    return [(_LD, 0, 0, place), *((_JEQ, count - at, 0, value) for at, value in enumerate(values)), others, those]
+
+
+def _unix_sockets(program: _Program, allow: Row) -> None:
     """Sequenced packets, through which CUDA passes descriptors and speaks with MPS, and datagrams, for symmetric memory's.
 
     Streams, which is what services outside speak, stay refused; connected pairs may be of any kind.
@@ -139,7 +164,7 @@ def _unix_sockets(program: _Program, allow: tuple[int, int, int, int]) -> None:
     )  # fmt: skip
 
 
-def _sockets(program: _Program, refuse: tuple[int, int, int, int], allow: tuple[int, int, int, int]) -> None:
+def _sockets(program: _Program, refuse: Row, allow: Row) -> None:
     """AF_INET and AF_INET6 as streams; of AF_NETLINK the list of interfaces, which gloo reads; connected pairs.
 
     No socket of the unix family: Landlock does not keep a box from connecting to the socket files of services outside.
