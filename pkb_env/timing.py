@@ -7,9 +7,10 @@ first in a block is a coin's choice, so under "no difference" each sign is that 
 
 Both sides are compared by `solution` alone, from the last rank's beginning to the last one's return.  For the candidate that is
 its own process's word, which the outside clock checks: what of its calls it does not call `solution`, beyond what it is for the
-reference, is charged to it, as far as that is more than chance.  What is paid for, the interval's lower end and `faster`, does
-not believe it at all: there the candidate's time is the outside clock's, less what waking ranks and seeing them done takes at
-the very least, as measured on the reference.
+reference, is charged to it, as far as that is more than chance; and of no call is more taken off than is usual for the reference,
+or a word that swings from call to call would hide behind its own medians.  What is paid for, the interval's lower end and
+`faster`, does not believe it at all: there the candidate's time is the outside clock's, less what waking ranks and seeing them
+done takes at the very least, as measured on the reference.
 
 Pairs are looked at several times, and timing stops when they say enough.  The sign test's level of 2 % is divided by the number
 of possible looks (Bonferroni), so it holds for every rule of stopping.  The interval is one of 97 %, of which stopping when it
@@ -125,11 +126,18 @@ def needs_repeat(speed: Speed) -> bool:
 def times(pairs: Sequence[Pair]) -> np.ndarray:
     """In ns (3, pairs): the reference's `solution`, the candidate's, and the candidate's as far as its word is not believed."""
     table = np.array([list(vars(pair).values()) for pair in pairs], dtype=np.float64).T
-    reference, candidate, _, plumbing, usual, outer = table
+    reference, candidate, _, told, usual, outer = table
+    plumbing = np.minimum(told, _fence(usual))
     charge = max(0.0, float(np.median(plumbing) - np.median(usual)) - _doubt(plumbing) - _doubt(usual))
     said = np.minimum(candidate - plumbing + charge, candidate)
     least = float(np.quantile(outer, _LEAST, method="lower"))
     return np.stack([reference, said, np.maximum(candidate - least, said)])
+
+
+def _fence(values: np.ndarray) -> float:
+    """What is more is far out among them (Tukey 1977)."""
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    return float(upper + 1.5 * (upper - lower))
 
 
 def _doubt(values: np.ndarray) -> float:

@@ -73,6 +73,16 @@ def test_being_first_costs_nothing_inside_a_block() -> None:
     assert [s.faster for s in map(speed, blocks)] == [False, True]
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_word_that_swings_hides_nothing_behind_its_medians(every: int) -> None:
+    """Who calls nearly all of some calls plumbing is no faster than the reference, whose plumbing bounds what is believed."""
+    told = [1045 if i % every == 0 else 40 for i in range(48)]
+    found = speed([Pair(1000, 1100, 0, plumbing, 90 + i % 7, 60) for i, plumbing in enumerate(told)])
+    assert found.speedup < 1.05
+    assert found.high < 1.05
+    assert not found.faster
+
+
 def test_an_odd_last_pair_is_left_out_of_the_ratios() -> None:
     even = [Pair(200, 100)] * BLOCKS_FROM
     found = speed([*even, Pair(1, 100)])
