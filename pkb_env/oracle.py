@@ -27,7 +27,8 @@ from pkb_env.sandbox.group import Group
 
 _START_DEADLINE_S = 120.0
 _ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs", "kept inputs")
-"""The last one no box ever sees."""
+_SHOWN = 4
+"""Of them, those that some box sees."""
 Body = dict[str, Any]
 
 
@@ -112,12 +113,18 @@ class Twin:
         return {"event": "filled"}
 
     def begin(self, _: Body) -> Body:
-        """Forget the comparisons and inputs of the previous evaluation."""
+        """Forget the comparisons and inputs of the previous evaluation, and what its candidate left in its arenas.
+
+        The reference's are wiped too: both sides find pages alike.
+        """
         from pkb_env.judging import Record  # noqa: PLC0415  after sys.path is the caller's
 
         self.record = Record(self.problem, public=self.config["profile"] == "upstream")
         self.pristine.clear()
         self.prepared.clear()
+        for arenas in self.maps[:_SHOWN]:
+            for arena in arenas:
+                arena.wipe()
         return {"event": "begun"}
 
     def prepare(self, body: Body) -> Body:

@@ -143,6 +143,12 @@ class Arena:
             known = self._seen[slot] = text, Reader(self._tensors, start, self.capacity).tree(_parsed(slot, text))
         return _anew(known[1], self._home)
 
+    def wipe(self) -> None:
+        """Leave nothing in it that a later user could read; its pages are given back."""
+        self._map.madvise(mmap.MADV_REMOVE)
+        if isinstance(self._tensors, torch.Tensor):
+            self._tensors.zero_()
+
     def holds(self, slot: int, nonce: int) -> bool:
         """Whether a tree with this nonce was put into the slot."""
         return _HEADER.unpack_from(self._map, slot * self.capacity)[:2] == (_MAGIC, nonce)
