@@ -225,5 +225,5 @@ class Box:
 
 
 def _never_began(report: Body) -> bool:
-    """Whether every rank ended by itself before it could reach the candidate."""
-    return all(rank["exit"] == RANK_NEVER_BEGAN and rank["phase"] in ("start", "init") for rank in report["ranks"])
+    """Whether every rank ended by itself before it said that it begins, which no candidate can unsay."""
+    return all(rank["exit"] == RANK_NEVER_BEGAN and not rank["began"] for rank in report["ranks"])

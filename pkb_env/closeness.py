@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pkb_env.box.leaves import Alias, Foreign, Oversized
+from pkb_env.told import clean
 from problems.base import Tolerance
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -83,7 +84,8 @@ def wrong_kind(came: Any, wanted: str) -> str:
     if isinstance(came, Misplaced):
         return came.reason
     if isinstance(came, Foreign):
-        return f"is {came.type_name}, wanted {wanted}"
+        name = " ".join(clean(came.type_name, _SHOWN_CHARS).split())
+        return f"is {name or 'something without a name'}, wanted {wanted}"
     return f"is {'None' if came is None else type(came).__name__}, wanted {wanted}"
 
 

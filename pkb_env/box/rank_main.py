@@ -27,7 +27,6 @@ def enter(config: dict[str, Any], rank: int, lines: worker.Lines, arenas: Sequen
         symmetric: memory files of all ranks.
     """
     channel = Channel(socket.socket(fileno=lines.channel))
-    channel.send({"event": "hello"})
     silence(lines.output)
     one_thread()
     faulthandler.enable(file=lines.dump, all_threads=False)
@@ -44,4 +43,5 @@ def enter(config: dict[str, Any], rank: int, lines: worker.Lines, arenas: Sequen
         state.inputs, state.outputs = map_arenas(arenas, config["slots"], (config["in_capacity"], config["out_capacity"]), gpu)
         prepare(state)
 
+    channel.send({"event": "hello"})
     worker.run(state, attached)

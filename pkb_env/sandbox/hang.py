@@ -60,7 +60,8 @@ def _can_still_dump(rank: Rank) -> bool:
 def _describe(rank: Rank) -> dict[str, Any]:
     status = rank.page.status()
     return {
-        "rank": rank.rank, "phase": status.phase, "ready": rank.ready is not None, "done": rank.finished_ns is not None,
+        "rank": rank.rank, "began": rank.greeted, "phase": status.phase, "ready": rank.ready is not None,
+        "done": rank.finished_ns is not None,
         "exit": rank.exit, "raised": rank.raised, "violation": rank.violation, "state": _state(rank.pid),
         "line": None, "function": None, "inside": None,
         "collective": status.collective if status.inside else "", "after": "" if status.inside else status.collective,
