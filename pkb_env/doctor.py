@@ -2,7 +2,7 @@
 
 The inspection is an ordinary candidate: it goes the way of all others and tells by raising what it was refused.
 Where there are GPUs both are tried there too: the walls of a box with a GPU are others.
-Not here: the walls (`sandbox`), what there is to say of GPUs (`gpu_health`), how the findings are printed (`cli.doctor`).
+Not here: the walls (`sandbox`), what there is to say of them and of GPUs (`wall_health`, `gpu_health`), printing (`cli.doctor`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,8 @@ from pkb_env.errors import HarnessError, UsageError
 from pkb_env.evaluator import Evaluator
 from pkb_env.submission import Submission
 from pkb_env.toolchain import Toolchain
+from pkb_env.wall_health import ON_PURPOSE, Wall, wall
 from rewards.verdict import Status, Verdict
-
-STOPS = {
-    "namespaces": "the network, loopback included; signals to and memory shared with processes outside; a full disk",
-    "landlock": "reading the repository, the store, the caches, other candidates; writing outside the own folder",
-    "seccomp": "starting processes and programs, tracing, mounting, sockets that are not TCP (on a GPU: nor UNIX packets)",
-    "limits": "memory, file size and descriptors beyond the caps; capabilities",
-}
-"""What each wall is there for."""
 
 _INSPECTION = """
 import errno
@@ -100,16 +93,6 @@ def solution(tensor):
 
 
 @dataclass(frozen=True)
-class Wall:
-    """One wall of a box on this machine."""
-
-    name: str
-    stops: str
-    why_not: str
-    """Empty when the wall holds here."""
-
-
-@dataclass(frozen=True)
 class Try:
     """One thing that the inspection tried from inside a box."""
 
@@ -152,8 +135,7 @@ def examine(config: EvalConfig | None = None) -> Health:
     try:
         with Evaluator(config) as evaluator:
             known = evaluator.machine().zygote.walls
-            open_on_purpose = dict.fromkeys(config.keep_open, "kept open on purpose")
-            walls = tuple(Wall(name, STOPS.get(name, ""), why) for name, why in (known | open_on_purpose).items())
+            walls = tuple(wall(name, why) for name, why in (known | dict.fromkeys(config.keep_open, ON_PURPOSE)).items())
             return _together(found, walls, [_on(evaluator, name) for name in ("cpu", *gpu_health.topologies())])
     except (HarnessError, UsageError) as error:
         return Health(found, trouble=str(error))

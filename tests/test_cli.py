@@ -21,11 +21,12 @@ import problems
 import rewards
 from pkb_env.cli import app
 from pkb_env.config import EvalConfig
-from pkb_env.doctor import STOPS, examine
+from pkb_env.doctor import examine
 from pkb_env.peaks import kept
 from pkb_env.prompt import task_prompt
 from pkb_env.roofline import bound_ms
 from pkb_env.submission import Submission
+from pkb_env.wall_health import STOPS, to_get_it
 from rewards.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -258,4 +259,35 @@ def test_doctor_sees_a_wall_that_is_open() -> None:
     health = examine(EvalConfig(keep_open=("seccomp", "namespaces")))
     possible = {each.what for each in health.tries if not each.refused}
     assert {"fork", "start a program", "open a UDP socket", "connect to a port of this machine"} <= possible
-    assert {wall.name: wall.why_not for wall in health.walls}["seccomp"] == "kept open on purpose"
+    walls = {wall.name: wall for wall in health.walls}
+    assert walls["seccomp"].why_not == "kept open on purpose"
+    assert "keep_open" in walls["seccomp"].to_get_it
+    assert (walls["limits"].why_not, walls["limits"].to_get_it) == ("", "")
+
+
+def test_doctor_prints_a_line_for_every_wall() -> None:
+    done = pkb("doctor")
+    lines = {name: re.search(rf"^{name} +(.*?; it stops .*?)$", done.stdout, re.MULTILINE) for name in STOPS}
+    assert all(line is not None for line in lines.values())
+    for line in filter(None, lines.values()):
+        assert re.match(r"(holds|does not hold because .*?); tried: .*?, and \d+ of \d+ attempts from inside .*", line[1])
+
+
+REFUSED = "[Errno 1] unshare: Operation not permitted"
+
+
+@pytest.mark.parametrize(("name", "why_not", "setting", "wanted"), [
+    ("namespaces", REFUSED, {}, "seccomp=unconfined"),
+    ("namespaces", REFUSED, {"kernel/unprivileged_userns_clone": "0"}, "sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("namespaces", "[Errno 28] unshare: No space left on device", {"user/max_user_namespaces": "0"}, "user.max_user_namespaces="),
+    ("namespaces", "[Errno 13] mount nothing on /: Permission denied", {}, "apparmor=unconfined"),
+    ("namespaces", "[Errno 13] mount nothing on /: Permission denied", {"kernel/apparmor_restrict_unprivileged_userns": "1"},
+     "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("namespaces", "[Errno 1] mount proc on /proc: Operation not permitted", {}, "systempaths=unconfined"),
+    ("landlock", "[Errno 38] landlock_create_ruleset: Function not implemented", {}, "Linux 5.13"),
+    ("landlock", "[Errno 95] landlock_create_ruleset: Operation not supported", {}, "lsm="),
+    ("landlock", "[Errno 1] landlock_create_ruleset: Operation not permitted", {}, "Docker 23"),
+    ("seccomp", "no filter for aarch64", {}, "x86-64"),
+])  # fmt: skip
+def test_doctor_says_what_a_missing_wall_takes(name: str, why_not: str, setting: dict[str, str], wanted: str) -> None:
+    assert wanted in to_get_it(name, why_not, lambda path: setting.get(path, ""))

@@ -8,8 +8,9 @@ import pytest
 
 from pkb_env import gpu_health, topology
 from pkb_env.config import EvalConfig
-from pkb_env.doctor import STOPS, examine
+from pkb_env.doctor import examine
 from pkb_env.torch_extension import torch_version
+from pkb_env.wall_health import STOPS
 
 TWO_GPUS = """\
 case "$1" in

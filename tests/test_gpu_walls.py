@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 
 from pkb_env.sandbox import landlock, limits, seccomp, walls
-from pkb_env.sandbox.syscalls import syscall
+from pkb_env.sandbox.syscalls import mount, syscall
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 MIB, TIB = 1 << 20, 1 << 40
+BIND, PRIVATE = 0x1000, 0x4000 | 1 << 18
 _NORESERVE = 0x4000
 """Of mmap(2); Python 3.13 names it."""
 Act = Callable[[], object]
@@ -307,6 +308,21 @@ def in_namespaces(first: Callable[[], Any], scratch: Path) -> dict[str, Any]:
         return {"came": came, "outer": outer, "still": Path(f"/proc/{outer}/comm").exists() and str(outer) in os.listdir("/proc")}
 
     return dict(in_child(supervisor))
+
+
+def test_a_proc_that_is_covered_in_part_cannot_be_mounted_anew_and_the_probe_says_so() -> None:
+    """As containers cover it: name spaces then do for a box without a GPU only."""
+    needs("namespaces")
+
+    def covered() -> list[str]:
+        limits.own_namespaces()
+        mount("none", "/", "", PRIVATE, "")
+        mount("/dev/null", "/proc/cmdline", "", BIND, "")
+        return list(in_child(lambda: [walls.probe(gpu=gpu)["namespaces"] for gpu in (False, True)]))
+
+    without, beside = in_child(covered)
+    assert without == ""
+    assert "mount proc on /proc" in beside
 
 
 def test_own_proc_shows_the_processes_of_the_box_only(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pkb_env.cli import session
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pkb_env.doctor import Health, Try, Wall
+    from pkb_env.doctor import Health, Try
 
 
 def doctor(
@@ -44,18 +44,23 @@ def _print(health: Health) -> None:
     for name, value in health.facts.items():
         console.print(f"{name:<{width}} {value}", highlight=False, markup=False)
     console.print()
-    _print_walls(console, health.walls)
+    _print_walls(console, health)
     console.print()
     for topology, tries in groupby(health.tries, key=lambda each: each.topology):
         _print_tries(console, topology, tries)
     console.print(health.trouble or "evaluations work here", style="bold red" if health.trouble else "bold green", markup=False)
 
 
-def _print_walls(console: Console, walls: Iterable[Wall]) -> None:
-    for wall in walls:
-        console.print(f"[{'green' if not wall.why_not else 'red'}]{wall.name:<12}[/] {wall.stops}")
-        if wall.why_not:
-            console.print(f"             does not hold here: {wall.why_not}", highlight=False, markup=False)
+def _print_walls(console: Console, health: Health) -> None:
+    for wall in health.walls:
+        attempts = [each.refused for each in health.tries if each.wall == wall.name]
+        state = "[red]does not hold[/]" if wall.why_not else "[green]holds[/]"
+        why = f" because {wall.why_not}" if wall.why_not else ""
+        inside = f", and {sum(attempts)} of {len(attempts)} attempts from inside a box were refused" if attempts else ""
+        get = f"; to get it: {wall.to_get_it}" if wall.to_get_it else ""
+        console.print(f"{wall.name:<12}{state}", end="", highlight=False)
+        line = f"{why}; tried: {wall.tried}{inside}{get}; it stops {wall.stops}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_tries(console: Console, topology: str, tries: Iterable[Try]) -> None:

@@ -5,7 +5,6 @@ Rules only ever allow, and hold for everything beneath a path; `visible` says ho
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import struct
@@ -42,9 +41,7 @@ def restrict(read: Iterable[str | Path], write: Iterable[str | Path] = (), devic
     Raises:
         OSError: Landlock is not there, or refused.
     """
-    version = abi()
-    if version < 1:
-        raise OSError(errno.ENOSYS, "this kernel has no Landlock")
+    version = checked(syscall(_CREATE, None, 0, 1), "landlock_create_ruleset")
     handled = _BASE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0) | (_IOCTL if version >= 5 else 0)
     ruleset = _ruleset(version, handled)
     for path in read:

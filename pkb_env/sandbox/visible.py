@@ -71,6 +71,11 @@ def gpu_devices() -> list[str]:
     return ["/dev/nvidia-caps", *map(str, Path("/dev").glob("nvidia*"))]
 
 
+def has_gpu() -> bool:
+    """Whether there is a device file of a GPU."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def site_folders() -> list[Path]:
     """Every folder that installs put packages into; none of them is visible whole."""
     known = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")} | set(sys.path)

@@ -15,10 +15,13 @@ from pkb_env.sandbox.syscalls import drop_capabilities
 NAMES = ("namespaces", "landlock", "seccomp", "limits")
 
 
-def probe() -> dict[str, str]:
-    """Try each wall in a child process: name -> empty when it holds here, else why not.  Call from a single-threaded process."""
+def probe(*, gpu: bool = False) -> dict[str, str]:
+    """Try each wall in a child process: name -> empty when it holds here, else why not.  Call from a single-threaded process.
+
+    `gpu`: also what boxes with a GPU need.
+    """
     trials: dict[str, Callable[[], object]] = {
-        "namespaces": lambda: enter_namespaces(NAMES, "/tmp", 1 << 20),  # noqa: S108  covered in the child only
+        "namespaces": lambda: _try_namespaces(gpu=gpu),
         "landlock": lambda: landlock.restrict(["/usr"]),
         "seccomp": seccomp.install,
         "limits": drop_capabilities,
@@ -26,6 +29,12 @@ def probe() -> dict[str, str]:
     return {name: _why_not(trials[name]) for name in NAMES if name != "seccomp" or seccomp.supported()} | (
         {} if seccomp.supported() else {"seccomp": f"no filter for {os.uname().machine}"}
     )
+
+
+def _try_namespaces(*, gpu: bool) -> None:
+    enter_namespaces(NAMES, "/tmp", 1 << 20)  # noqa: S108  covered in this child only
+    if gpu and (why_not := _why_not(limits.own_proc)):
+        raise OSError(why_not)
 
 
 def _why_not(trial: Callable[[], object]) -> str:

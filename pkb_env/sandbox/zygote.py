@@ -42,13 +42,13 @@ def main(control_fd: int, view: str) -> None:
     control = Channel(socket.socket(fileno=control_fd))
     visible.make_view(Path(view), BOX_SOURCES)
     sys.path.append(view)
-    for name in (*_LOADED_BEFORE_FORK, *(_LOADED_FOR_GPUS if visible.gpu_devices() else ()), *_OURS):
+    for name in (*_LOADED_BEFORE_FORK, *(_LOADED_FOR_GPUS if visible.has_gpu() else ()), *_OURS):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads in the zygote: a fork would lose them"
-    held = walls.probe()
+    held = walls.probe(gpu=visible.has_gpu())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     read = [str(path) for path in visible.read_paths([Path(path) for path in control.recv().body["hidden"]], Path(view))]
     control.send({"event": "up", "walls": held, "read": read})
