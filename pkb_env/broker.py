@@ -44,7 +44,7 @@ _LOOK_UP_S = 0.1
 _PART_KILLED = re.compile(
     r"(^\S+: fatal error: Killed signal terminated program \S+\ncompilation terminated\.|: unable to execute command: Killed"
     r"|^\S+ error +: '\S+' died due to signal 9 .*)\s*\Z", re.MULTILINE)  # fmt: skip
-"""How the log of g++, clang++ or nvcc ends when a program that it had started was killed."""
+"""How the log of g++, clang++ or nvcc ends when a program that it had started was killed; a source can make it end so too."""
 Body = dict[str, Any]
 Wanted = list[Callable[[], bool]]
 """Of everybody who asked for a build: whether it still waits."""
@@ -180,14 +180,13 @@ class Broker(Compilers):
             command = recipe.extension_command(source, library, order.name, order.flags)
         else:
             command = recipe.command(source, library, order.flags)
-        with self._running_compilers:
-            if not any(wants() for wants in wanted):
-                raise HarnessError("nobody wants the library any more")
+        answer = self._run(folder, command, deadline, wanted, recipe.folders)
+        if _PART_KILLED.search(str(answer["log"])):  # what was killed is seldom killed twice; a text reads the same again
             answer = self._run(folder, command, deadline, wanted, recipe.folders)
         with self.counters.lock:
             self.counters.built += 1
             self.counters.build_s += time.monotonic() - start
-        if answer["code"] == -signal.SIGKILL or _PART_KILLED.search(str(answer["log"])):
+        if answer["code"] == -signal.SIGKILL:
             raise HarnessError("a compiler was killed from outside, which is also what the kernel does when memory runs out")
         log = recipe.readable(str(answer["log"]), source)
         if answer["code"] is None:
@@ -203,6 +202,13 @@ class Broker(Compilers):
         return self.triton() if order.is_triton else self.cuda() if order.is_cuda else self.prepared()
 
     def _run(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted, folders: Sequence[Path]) -> Body:
+        """What the compile box says of one run."""
+        with self._running_compilers:
+            if not any(wants() for wants in wanted):
+                raise HarnessError("nobody wants the library any more")
+            return self._run_now(folder, command, deadline_s, wanted, folders)
+
+    def _run_now(self, folder: Path, command: list[str], deadline_s: float, wanted: Wanted, folders: Sequence[Path]) -> Body:
         channel = self._zygote.spawn("compile")
         walls = [n for n, why_not in self._zygote.walls.items() if not why_not and n not in self._config.keep_open]
         read = [*self._zygote.read_paths, *map(str, folders)]
