@@ -37,7 +37,8 @@ class Case:
             found.status, found.stage, found.message, **self._described(machine), **self._timed(result), ranks=found.ranks,
             passed=result.passed, public_rule=result.public_rule, first_call_ms=result.first_call_ms,
             bound_ms=None if found.status is Status.INFRA else self._bound_ms(machine), stage_s=result.stage_s,
-            walls=machine.walls, notes=result.notes + self._notes(), kernels=result.kernels, own_kernel_share=own_share(result.kernels),
+            walls=machine.walls, notes=result.notes + self._notes(), kernels=result.kernels,
+            own_kernel_share=own_share(result.kernels),
         )  # fmt: skip
 
     def _notes(self) -> tuple[str, ...]:
