@@ -30,13 +30,14 @@ _NUMBER, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3 = 0, 4, 16, 24, 32, 40
 _SIGNALS = {62: ("kill", _ARG1), 129: ("rt_sigqueueinfo", _ARG1), 234: ("tgkill", _ARG2), 297: ("rt_tgsigqueueinfo", _ARG2)}
 """With the place of the signal among the arguments: a rank may signal itself, but not wake itself while it is stopped."""
 _SIGCONT, _SOL_SOCKET, _SOL_TCP, _IOCTL = 18, 1, 6, 16
-_FCNTL_DENIED = {10: "F_SETSIG", 1024: "F_SETLEASE", 1026: "F_NOTIFY"}
-"""Who opens a file on which a stopped rank holds a lease waits for the better part of a minute."""
+_FCNTL_DENIED = {8: "F_SETOWN", 10: "F_SETSIG", 15: "F_SETOWN_EX", 1024: "F_SETLEASE", 1026: "F_NOTIFY"}
+"""A file signals whom it belongs to; who opens one on which a stopped rank holds a lease waits for most of a minute."""
 _IOCTL_DENIED = {
     0x40086602: "FS_IOC_SETFLAGS", 0x40046602: "FS_IOC32_SETFLAGS", 0x401C5820: "FS_IOC_FSSETXATTR",
     0x40806685: "FS_IOC_ENABLE_VERITY", 0x800C6613: "FS_IOC_SET_ENCRYPTION_POLICY", 0x40087602: "FS_IOC_SETVERSION",
+    0x8901: "FIOSETOWN", 0x8902: "SIOCSPGRP",
 }  # fmt: skip
-"""Attributes of files, for which an owner needs no more than to read them."""
+"""Attributes of files, for which an owner needs no more than to read them, and whom a socket signals."""
 _SOCKET_DENIED = {13: "SO_LINGER", 47: "SO_MAX_PACING_RATE"}
 _TCP_ALLOWED = {
     1: "TCP_NODELAY", 3: "TCP_CORK", 4: "TCP_KEEPIDLE", 5: "TCP_KEEPINTVL", 6: "TCP_KEEPCNT", 12: "TCP_QUICKACK",
