@@ -26,7 +26,12 @@ def tokens_of(draw: Draw, least: int) -> int:
 
 
 def popularity(draw: Draw, experts: int) -> torch.Tensor:
-    """Logits [experts] of Zipf's law in an order of this trial's, equal on every rank; of four or more one is never chosen."""
+    """Logits [experts] of Zipf's law in an order of this trial's, equal on every rank; of four or more one is never chosen.
+
+    All alike in the profile `upstream`.
+    """
+    if draw.profile == "upstream":
+        return torch.zeros(experts)
     place = torch.randperm(experts, generator=draw.shared("popularity"))
     logits = -1.2 * (1.0 + place).log()
     return torch.where(place == experts - 1, NEVER, logits) if experts >= 4 else logits
@@ -47,3 +52,10 @@ def one_hot(selected: torch.Tensor, experts: int, dtype: torch.dtype) -> torch.T
 def counted(selections: list[torch.Tensor], experts: int) -> torch.Tensor:
     """How many pairs (token, expert) each rank has for each expert, int64 [ranks, experts]; negative experts count nothing."""
     return torch.stack([torch.bincount(s[s >= 0], minlength=experts) for s in selections])
+
+
+def even_table(pairs: int, ranks: int, experts: int) -> torch.Tensor:
+    """The same count for all ranks and, but for a remainder that every block spreads alike, for all experts."""
+    blocks = torch.tensor_split(torch.ones(pairs), ranks)
+    local = [[len(part) for part in torch.tensor_split(block, experts // ranks)] for block in blocks]
+    return torch.tensor([sum(local, [])] * ranks)  # noqa: RUF017  a few ranks
