@@ -56,20 +56,27 @@ def routed_through_experts(
         tokens: [T, N].
         probabilities: of every expert, [T, E].
         top_k: experts of a token.
-        expert: what this rank does with rows [any, N], for all its experts.
+        expert: what this rank does with rows [any, N], whichever of its experts they are for.
         span: first rank and number of ranks over which the E experts are spread.
         group: its ranks; all of them take part.
     """
     weights, chosen = probabilities.topk(top_k, dim=-1)
     order = chosen.flatten().argsort(stable=True)
     token = order // top_k
-    first, ranks = span
-    counts = torch.bincount(chosen.flatten(), minlength=probabilities.shape[1]).view(ranks, -1).sum(1)
-    mine = counts.new_zeros(dist.get_world_size(group))
-    mine[first : first + ranks] = counts
-    table = gathered(mine, group).view(len(mine), len(mine))
-    send, receive = torch.stack((mine, table[:, dist.get_rank(group)])).tolist()
+    send, receive = counts_of_rows(chosen, probabilities.shape[1], span, group)
     came = exchanged(tokens.index_select(0, token), send, receive, group)
     back = exchanged(expert(came), receive, send, group)
-    back *= weights.flatten()[order, None]
+    back *= weights.flatten()[order].unsqueeze(1)
     return torch.zeros_like(tokens).index_add_(0, token, back)
+
+
+def counts_of_rows(
+    chosen: torch.Tensor, num_experts: int, span: tuple[int, int], group: dist.ProcessGroup | None = None
+) -> tuple[list[int], list[int]]:
+    """How many rows go to every rank of the group and come from it, when each token goes to its chosen experts [T, k]."""
+    first, ranks = span
+    mine = chosen.new_zeros(dist.get_world_size(group))
+    mine[first : first + ranks] = torch.bincount(chosen.flatten(), minlength=num_experts).view(ranks, -1).sum(1)
+    table = gathered(mine, group).view(len(mine), len(mine))
+    send, receive = torch.stack((mine, table[:, dist.get_rank(group)])).tolist()
+    return send, receive
