@@ -112,7 +112,7 @@ PROBLEM = Problem(
     parallelism="SP",
     collectives=("all_to_all",),
     origin="VeOmni, DeepSpeed-Ulysses attention layer",
-    split="train",
+    split="test",
     sizes={
         "tiny": Size("tiny", {"B": 2, "S": 7, "H": 4, "D": 12}),
         "default": Size("default", {"B": 1, "S": 96, "H": 8, "D": 32}),
