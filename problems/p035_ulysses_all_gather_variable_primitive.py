@@ -26,14 +26,14 @@ Inputs = tuple[torch.Tensor, int, None]
 
 
 def make_inputs(draw: Draw, size: Size) -> Inputs:
-    """Normal values in slices of unlike exponents; one trial in three leaves one rank without any."""
+    """Normal values in slices of unlike exponents; every other trial leaves one rank without any."""
     m, n, world_size = size["M"], size["N"], draw.world_size
     if draw.profile == "upstream":
         return torch.randn(m, n, generator=draw.own("x")).to(draw.dtype), 0, None
     chance = draw.shared("extents")
     more, empty = torch.randint(m * world_size, (2,), generator=chance).tolist()
     extents = ragged(m * world_size + more % (m // 4 + 1), world_size, chance, least=1)
-    if turn(draw, 3, "nothing") == 0 and world_size > 1:
+    if turn(draw, 2, "nothing") == 0 and world_size > 1:
         extents[(empty + 1) % world_size] += extents[empty % world_size]
         extents[empty % world_size] = 0
     mine = extents[draw.rank]
