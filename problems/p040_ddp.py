@@ -102,7 +102,7 @@ SIZES = {
     "tiny": Size("tiny", {"R": 53, "I": 17, "H": 23, "O": 11}),
     "default": Size("default", {"R": 256, "I": 128, "H": 192, "O": 64}),
     "odd": Size("odd", {"R": 251, "I": 127, "H": 191, "O": 63}),
-    # 256 MiB per parameter-sized set of weights in bf16, 1 GiB of rows at W = 8.
+    # 256 MiB of parameters in bf16, as much for either moment, 2 GiB of rows in all.
     "large": Size("large", {"R": 65536, "I": 8192, "H": 8192, "O": 8192}),
     "upstream": Size("upstream", {"R": 1024, "I": 256, "H": 512, "O": 256}),
 }

@@ -60,8 +60,8 @@ SIZES = {
     "tiny": Size("tiny", {"R": 67, "I": 13, "H": 29, "O": 7}),
     "default": Size("default", {"R": 128, "I": 192, "H": 256, "O": 96}),
     "odd": Size("odd", {"R": 131, "I": 193, "H": 251, "O": 97}),
-    # 512 MiB of parameters in bf16, 1.5 GiB of rows in all.
-    "large": Size("large", {"R": 65536, "I": 4096, "H": 32768, "O": 4096}),
+    # 512 MiB of parameters in bf16, 256 MiB of rows in all.
+    "large": Size("large", {"R": 16384, "I": 4096, "H": 32768, "O": 4096}),
     "upstream": Size("upstream", {"R": 1024, "I": 256, "H": 512, "O": 256}),
 }
 

@@ -84,8 +84,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"P": 1009}),
         "default": Size("default", {"P": 131072}),
         "odd": Size("odd", {"P": 131071}),
-        # 1 GiB in and 2 GiB out in bf16 at W = 8.
-        "large": Size("large", {"P": 2**27}),
+        # 256 MiB in and 512 MiB out in bf16 at W = 8.
+        "large": Size("large", {"P": 2**25}),
         "upstream": Size("upstream", {"P": 4096}),
     },
     # A dozen operations per element, of which none cancels much; nothing is summed over elements or ranks.
