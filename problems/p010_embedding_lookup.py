@@ -73,7 +73,7 @@ def exact(inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Ten
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """Of a rank that asks L times, as the busiest does at least: each distinct row comes in once, its index is read where it lies."""
+    """Of a rank that asks L times, as the busiest does at least: each distinct row comes in once, its index is free."""
     rows = distinct(size["V"] * world_size, size["L"])
     return Cost(
         wire_bytes=(world_size - 1) / world_size * rows * size["N"] * itemsize,
