@@ -10,7 +10,6 @@ import difflib
 import importlib
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,14 +64,29 @@ def check_world(problem: Problem, world_size: int) -> None:
 
 
 def reference_source(problem: Problem) -> str:
-    """Python source of the reference as a candidate: imports, what it calls, and the function itself as `solution`."""
-    module = sys.modules[problem.reference.__module__]
-    text = inspect.getsource(module)
-    wanted = _reachable(ast.parse(text), problem.reference.__name__)
-    imports = [_cut(text, node) for node in wanted if isinstance(node, ast.Import | ast.ImportFrom)]
-    rest = [_cut(text, node) for node in wanted if not isinstance(node, ast.Import | ast.ImportFrom)]
-    source = "\n\n\n".join(["\n".join(["from __future__ import annotations\n", *imports]), *rest]) + "\n"
+    """Python source of the reference as a candidate: imports, what it calls, and the function itself as `solution`.
+
+    What it takes from other modules of this package is written out too.
+    """
+    imports, rest = _written_out(problem.reference.__module__, problem.reference.__name__)
+    head = "\n".join(["from __future__ import annotations\n", *dict.fromkeys(imports)])
+    source = "\n\n\n".join([head, *dict.fromkeys(rest)]) + "\n"
     return re.sub(rf"\bdef {problem.reference.__name__}\(", "def solution(", source)
+
+
+def _written_out(module: str, root: str) -> tuple[list[str], list[str]]:
+    """Imports from elsewhere, and every other statement that `root` of a module needs, those of our other modules first."""
+    text = inspect.getsource(importlib.import_module(module))
+    imports, before, rest = list[str](), list[str](), list[str]()
+    for node in _reachable(ast.parse(text), root):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("problems."):
+            for alias in node.names:
+                more, theirs = _written_out(str(node.module), alias.name)
+                imports += more
+                before += theirs
+        else:
+            (imports if isinstance(node, ast.Import | ast.ImportFrom) else rest).append(_cut(text, node))
+    return imports, before + rest
 
 
 def _files() -> list[tuple[int, str]]:

@@ -5,9 +5,12 @@ What needs no box (a higher-precision evaluation, the nine lazy answers) is judg
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
+from trials import possible
 
 import problems
 from pkb_env.config import EvalConfig
@@ -23,10 +26,17 @@ def evaluator() -> Iterator[Evaluator]:
         yield made
 
 
+def a_third(names: list[str]) -> list[object]:
+    """All names, of which two thirds run with `--slow` only; another third each day, or that of `PKB_THIRD`."""
+    mine = int(os.environ.get("PKB_THIRD", datetime.now(UTC).toordinal())) % 3
+    return [pytest.param(name, marks=() if i % 3 == mine else pytest.mark.slow) for i, name in enumerate(names)]
+
+
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("name", problems.names())
+@pytest.mark.parametrize("name", a_third(problems.names()))
 def test_admission(evaluator: Evaluator, name: str, world_size: int) -> None:
     problem = problems.load(name)
+    possible(problem, world_size)
     sources = (problems.reference_source(problem), silenced_source(problem))
     right, lazy = (evaluator.evaluate(Submission(s, name, world_size=world_size, size="tiny")) for s in sources)
     print(f"{name} W={world_size}: reference {right.status}, without communication {lazy.status}: {lazy.message}")

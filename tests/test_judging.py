@@ -14,7 +14,7 @@ from pkb_env import closeness, lazy
 from pkb_env.judging import Answers, Record
 from problems.base import Problem, Tolerance
 
-NAMES = problems.names()
+NAMES = ("allreduce", "allgather", "gemm_allreduce", "ring_attention", "vocab_parallel_cross_entropy_loss")
 
 
 def copied(inputs: list[Any]) -> list[tuple[Any, ...]]:

@@ -13,6 +13,8 @@ from pkb_env.roofline import bound_ms
 from pkb_env.submission import Submission
 from problems.base import Cost
 
+TIMED = ("allreduce", "allgather", "reducescatter", "gemm_allreduce", "ring_attention", "vocab_parallel_cross_entropy_loss")
+
 
 @pytest.mark.parametrize(
     ("cost", "milliseconds"),
@@ -46,7 +48,7 @@ def test_peaks_of_a_gpu_lie_above_those_of_its_host(evaluator: Evaluator, tmp_pa
 
 
 def test_no_reference_beats_its_bound(evaluator: Evaluator) -> None:
-    for name in problems.names():
+    for name in TIMED:
         source = problems.reference_source(problems.load(name))
         verdict = evaluator.evaluate(Submission(source, name))
         print(f"{name}: {verdict.time_ms} ms, bound {verdict.bound_ms} ms")

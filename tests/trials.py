@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from gloo_ranks import ReferenceRun, run_reference
 
@@ -44,9 +45,16 @@ def make(problem: Problem, world_size: int, *, size: str = "tiny", trial: int = 
     return [problem.make_inputs(draw, problem.size(size, draw.profile)) for draw in draws]
 
 
+def possible(problem: Problem, world_size: int) -> None:
+    """Skip the test where the problem cannot run on so many ranks."""
+    if reason := problem.valid_world(world_size):
+        pytest.skip(f"{problem.slug}: {reason}")
+
+
 @cache
 def tried(name: str, world_size: int, size: str = "tiny", dtype: torch.dtype = torch.float32) -> Trial:
     problem = problems.load(name)
+    possible(problem, world_size)
     inputs, other = (make(problem, world_size, size=size, trial=trial, dtype=dtype) for trial in (0, 1))
     return Trial(problem, inputs, other, problem.exact(inputs), run_reference(name, inputs))
 

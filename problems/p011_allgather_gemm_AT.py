@@ -1,0 +1,75 @@
+"""#011 allgather_gemm_AT: columns of A are gathered, transposed, from all ranks, and multiplied with a B of the rank's own.
+
+Axes      M rows, N columns, K inner extent in all (split: L = K // W on a rank), W ranks
+In        A_local [M, L] and B [W*L, N], both differ per rank; rank r holds columns r*L .. (r+1)*L - 1 of A
+Out       [M, N], differs per rank; its strides are free
+Maths     out_r = A @ B_r, where A = A_0, A_1, ... side by side
+Wire      all_gather of A_local^T: a rank sends (W-1)*M*L elements, without multicast
+Needs     any W; of K what W divides is used
+Not here  a B that ranks share, bias, activation
+"""
+
+# ruff: noqa: N999  a slug keeps its capitals
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from problems.base import Cost, Draw, Problem, Size
+from problems.collectives import gathered
+from problems.gemm import draw_gathered, exact_gathered
+
+
+def make_inputs(draw: Draw, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal values scaled by K^-1/4, and A's by a factor of its own per rank too."""
+    return draw_gathered(draw, size["M"], size["K"], size["N"])
+
+
+def reference(A_local: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """A @ B, [M, N], as a view of its transpose."""
+    transposed = gathered(A_local.t())
+    return (B.t() @ transposed).t()
+
+
+def exact(inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """A sum of products of blocks in float64, for every B."""
+    blocks = [a for a, _ in inputs]
+    return [exact_gathered(blocks, b) for _, b in inputs]
+
+
+def cost(size: Size, world_size: int, itemsize: int) -> Cost:
+    """A block of A to every other rank, then a whole product."""
+    rows, columns, local = size["M"], size["N"], max(1, size["K"] // world_size)
+    inner = local * world_size
+    return Cost(
+        wire_bytes=(world_size - 1) * rows * local * itemsize,
+        memory_bytes=(rows * inner + inner * columns + rows * columns) * itemsize,
+        flops=2 * rows * inner * columns,
+    )
+
+
+PROBLEM = Problem(
+    number=11,
+    slug="allgather_gemm_AT",
+    version=1,
+    title="Gather the columns of A from all ranks, transposed, and multiply A with the rank's own B.",
+    family="gemm-collective",
+    parallelism="TP",
+    collectives=("all_gather",),
+    origin="Megatron-LM, TorchTitan (async tensor parallelism)",
+    split="train",
+    sizes={
+        "tiny": Size("tiny", {"M": 61, "N": 67, "K": 72}),
+        "default": Size("default", {"M": 256, "N": 320, "K": 320}),
+        "odd": Size("odd", {"M": 253, "N": 323, "K": 319}),
+        # 128 MiB each of A, B and the product in bf16, 1.1 TFLOP.
+        "large": Size("large", {"M": 8192, "N": 8192, "K": 8192}),
+        "upstream": Size("upstream", {"M": 1024, "N": 1024, "K": 512}),
+    },
+    make_inputs=make_inputs,
+    reference=reference,
+    exact=exact,
+    cost=cost,
+)

@@ -1,0 +1,84 @@
+"""#042 zero2_optimizer_shard_grad: #041 with the summed gradient split over ranks too; a larger network and fewer rows.
+
+Axes      R rows in all (ragged: rank r holds R_r), I inputs, H hidden units and O outputs (both rounded up to multiples of W);
+          P = H*(I + O + 1) + O parameters in all, W ranks
+In        X_local [R_r, I] and y_local [R_r, O], differ per rank; W1 [H, I], b1 [H], W2 [O, H], b2 [O], of which rank 0's count;
+          exp_avg_part, exp_avg_sq_part [P/W], the rank's own; lr, beta1, beta2, eps, step >= 1, equal on every rank
+Out       W1, b1, W2, b2 (equal on every rank), then both moments [P/W] of the rank's slice
+Maths     as #040; all parameters one after another are one flat vector, rank r owns its elements r*P/W .. (r+1)*P/W - 1
+Wire      broadcast of P parameters from rank 0; reduce_scatter of P gradients; all_gather of P parameters
+Needs     W divides P; R >= W
+Not here  weighting ranks by their rows, weight decay, moments in another dtype, slices of unequal length
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from problems.adam import adam
+from problems.base import Problem, Size
+from problems.collectives import gathered, reduce_scattered
+from problems.mlp import flattened, mlp_gradients, unflattened
+from problems.zero import cost, exact, make_inputs
+
+
+def reference(
+    X_local: torch.Tensor,
+    y_local: torch.Tensor,
+    W1: torch.Tensor,
+    b1: torch.Tensor,
+    W2: torch.Tensor,
+    b2: torch.Tensor,
+    exp_avg_part: torch.Tensor,
+    exp_avg_sq_part: torch.Tensor,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+) -> tuple[torch.Tensor, ...]:
+    """All parameters after the step, shaped like the arguments, and both moments of this rank's slice, [P/W]."""
+    like = [W1, b1, W2, b2]
+    parameter = flattened(like)
+    dist.broadcast(parameter, src=0)
+    grad = flattened(mlp_gradients(X_local, y_local, unflattened(parameter, like)))
+    mine = reduce_scattered(grad)
+    mine /= dist.get_world_size()
+    owned = parameter.chunk(dist.get_world_size())[dist.get_rank()]
+    mine, exp_avg, exp_avg_sq = adam(mine, exp_avg_part, exp_avg_sq_part, owned, lr, beta1, beta2, eps, step)
+    return (*unflattened(gathered(mine), like), exp_avg, exp_avg_sq)
+
+
+def valid_world(world_size: int) -> str | None:
+    """Every rank must hold at least one row of the smallest size."""
+    fewest = min(size["R"] for size in SIZES.values())
+    return None if 1 <= world_size <= fewest else f"it needs 1 to {fewest} ranks, one row each"
+
+
+SIZES = {
+    "tiny": Size("tiny", {"R": 67, "I": 13, "H": 29, "O": 7}),
+    "default": Size("default", {"R": 128, "I": 192, "H": 256, "O": 96}),
+    "odd": Size("odd", {"R": 131, "I": 193, "H": 251, "O": 97}),
+    # 512 MiB of parameters in bf16, 256 MiB of rows in all.
+    "large": Size("large", {"R": 16384, "I": 4096, "H": 32768, "O": 4096}),
+    "upstream": Size("upstream", {"R": 1024, "I": 256, "H": 512, "O": 256}),
+}
+
+PROBLEM = Problem(
+    number=42,
+    slug="zero2_optimizer_shard_grad",
+    version=1,
+    title="One data-parallel training step of a small network with Adam, whose moments and gradient sums are split over ranks.",
+    family="optimizer-sharding",
+    parallelism="DP",
+    collectives=("broadcast", "reduce_scatter", "all_gather_into_tensor"),
+    origin="DeepSpeed ZeRO stage 2",
+    split="train",
+    sizes=SIZES,
+    make_inputs=make_inputs,
+    reference=reference,
+    exact=exact,
+    cost=cost,
+    valid_world=valid_world,
+)
