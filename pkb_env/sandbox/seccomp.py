@@ -3,7 +3,7 @@
 Denied: starting processes and programs, tracing, name spaces, mounting, kernel interfaces, SysV IPC, memory that no limit
 counts, sockets other than TCP and the list of interfaces, signals to anybody but oneself, waking oneself, outliving one's
 parent, changing modes, owners, times and attributes of files and taking leases on them, which Landlock leaves open, and having
-the kernel send on at a pace of one's own, which goes on while the rank is stopped.
+the kernel read or send on by itself, which goes on while the rank is stopped.
 Threads are allowed.
 Not here: which files may be opened (`landlock`).
 """
@@ -61,6 +61,7 @@ _DENIED = {
     92: "chown", 93: "fchown", 94: "lchown", 260: "fchownat", 132: "utime", 235: "utimes", 261: "futimesat",
     280: "utimensat", 188: "setxattr", 189: "lsetxattr", 190: "fsetxattr", 463: "setxattrat", 197: "removexattr",
     198: "lremovexattr", 199: "fremovexattr", 466: "removexattrat", 469: "file_setattr", 253: "inotify_init",
+    206: "io_setup", 440: "process_madvise", 448: "process_mrelease",
     254: "inotify_add_watch", 294: "inotify_init1", 300: "fanotify_init", 301: "fanotify_mark",
 }  # fmt: skip
 _ONLY_ON_SELF = {302: "prlimit64", 203: "sched_setaffinity"}
