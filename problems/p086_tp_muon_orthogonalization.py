@@ -135,8 +135,8 @@ PROBLEM = Problem(
         "large": Size("large", {"R": 4096, "C": 16384}),
         "upstream": Size("upstream", {"R": 512, "C": 512}),
     },
-    # Round-offs of a small singular value grow with it, a few hundred times over the steps.
-    tolerance=Tolerance(inner_ulps=512),
+    # Round-offs of a small singular value grow with it, up to 1800 times over the steps of polar_express.
+    tolerance=Tolerance(inner_ulps=2048),
     make_inputs=make_inputs,
     reference=reference,
     exact=exact,
