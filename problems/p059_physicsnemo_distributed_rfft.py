@@ -50,7 +50,7 @@ def reference(
     """This rank's part along dim[0] of the transform; the real field's half along dim[1]."""
     first, second = (axis % x.dim() for axis in dim)
     half = torch.fft.fft(x.to(torch.promote_types(x.dtype, torch.float32)), n=s[0], dim=first, norm=norm)
-    whole = torch.fft.fft(transposed(half, first, second, group), n=s[1], dim=second, norm=norm)
+    whole: torch.Tensor = torch.fft.fft(transposed(half, first, second, group), n=s[1], dim=second, norm=norm)
     return whole.narrow(second, 0, whole.shape[second] // 2 + 1).contiguous()
 
 

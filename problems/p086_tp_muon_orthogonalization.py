@@ -27,15 +27,15 @@ KINDS = (("simple", 5), ("quintic", 5), ("polar_express", 8), ("aol", 4))
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """A spectrum over two decades in mixed rows, columns cut raggedly; tables and both partition axes take turns."""
+    """A spectrum over one to two decades in turned rows, columns cut raggedly; tables and both partition axes take turns."""
     rows = size["R"]
     if draw.profile == "upstream":
         columns = -(-size["C"] // draw.world_size)
         x = torch.randn(rows, columns, generator=draw.own("x")).add_(0.01 * draw.rank)
         return x.to(draw.dtype), 5, "quintic", 1, None
     columns = ragged(max(size["C"], draw.world_size), draw.world_size, draw.shared("columns"), least=1)[draw.rank]
-    mixing = torch.randn(rows, rows, generator=draw.shared("mixing")) * torch.logspace(0, -2, rows)
-    x = mixing @ torch.randn(rows, columns, generator=draw.own("x"))
+    turned = torch.linalg.qr(torch.randn(rows, rows, generator=draw.shared("mixing"))).Q
+    x = turned * torch.logspace(0, -1, rows) @ torch.randn(rows, columns, generator=draw.own("x"))
     kind, steps = KINDS[turn(draw, len(KINDS))]
     axis = turn(draw, 3, "axis") % 2
     x = x if axis else x.T.contiguous()
@@ -135,8 +135,8 @@ PROBLEM = Problem(
         "large": Size("large", {"R": 4096, "C": 16384}),
         "upstream": Size("upstream", {"R": 512, "C": 512}),
     },
-    # Round-offs of a small singular value grow with it, up to 1800 times over the steps of polar_express.
-    tolerance=Tolerance(inner_ulps=2048),
+    # Round-offs in the direction of a small singular value grow with it, some hundred times over the steps.
+    tolerance=Tolerance(inner_ulps=1024),
     make_inputs=make_inputs,
     reference=reference,
     exact=exact,
