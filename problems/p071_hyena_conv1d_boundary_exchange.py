@@ -1,8 +1,8 @@
 """#071 hyena_conv1d_boundary_exchange: a short causal convolution of a sequence in zigzag order, two chunks per rank.
 
 Axes      B batch, C channels, L = 2 * W chunks of N positions, K kernel, W ranks
-In        x [B, C, 2*N], differs per rank; its halves are chunks r and 2*W - 1 - r of the sequence; weight [C, 1, K], equal on every
-          rank (`upstream`: differs per rank); group (None: all ranks)
+In        x [B, C, 2*N], differs per rank; its halves are chunks r and 2*W - 1 - r of the sequence; weight [C, 1, K], equal on
+          every rank (`upstream`: differs per rank); group (None: all ranks)
 Out       [B, C, 2*N], the rank's own two chunks
 Maths     y[t] = sum over k of weight[k] * x[t - (K - 1) + k] per channel, zeros before the sequence
 Wire      K - 1 samples of either half to a neighbour: first halves' ends to rank r + 1, second halves' ends to rank r - 1
@@ -24,7 +24,7 @@ from problems.draws import turn
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Normal samples about an offset per rank, batch and channel; kernels from a quarter to the whole of the longest take turns."""
+    """Normal samples about an offset per rank, batch and channel; kernels up to the longest take turns."""
     batch, channels, chunk, longest = (size[axis] for axis in "BCNK")
     x = torch.randn(batch, channels, 2 * chunk, generator=draw.own("x"))
     if draw.profile == "upstream":
