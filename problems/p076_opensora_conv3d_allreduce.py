@@ -118,7 +118,7 @@ PROBLEM = Problem(
     split="validation",
     sizes={
         "tiny": Size("tiny", {"B": 2, "I": 4, "O": 6, "T": 5, "Y": 7, "X": 9, "k": 3}),
-        "default": Size("default", {"B": 1, "I": 16, "O": 32, "T": 7, "Y": 18, "X": 18, "k": 3}),
+        "default": Size("default", {"B": 1, "I": 32, "O": 32, "T": 9, "Y": 26, "X": 26, "k": 3}),
         "odd": Size("odd", {"B": 2, "I": 14, "O": 26, "T": 7, "Y": 17, "X": 13, "k": 3}),
         # Inputs of 1.4 GB and outputs of 10 GB in fp32 on a rank.
         "large": Size("large", {"B": 1, "I": 64, "O": 512, "T": 19, "Y": 514, "X": 514, "k": 3}),

@@ -132,7 +132,7 @@ PROBLEM = Problem(
     split="train",
     sizes={
         "tiny": Size("tiny", {"n": 4, "Y": 23, "X": 29}),
-        "default": Size("default", {"n": 6, "Y": 64, "X": 64}),
+        "default": Size("default", {"n": 12, "Y": 96, "X": 96}),
         "odd": Size("odd", {"n": 5, "Y": 61, "X": 67}),
         # Masks of 170 MB in bf16 on a rank, 2.7 GB in fp32 of 8 ranks.
         "large": Size("large", {"n": 1024, "Y": 288, "X": 288}),
