@@ -120,7 +120,7 @@ PROBLEM = Problem(
     split="train",
     sizes={
         "tiny": Size("tiny", {"R": 37, "D": 24, "F": 48}),
-        "default": Size("default", {"R": 128, "D": 96, "F": 256}),
+        "default": Size("default", {"R": 192, "D": 144, "F": 512}),
         "odd": Size("odd", {"R": 131, "D": 93, "F": 261}),
         # 1.3 GiB of weights in bf16 over all ranks, 128 MiB of rows.
         "large": Size("large", {"R": 8192, "D": 8192, "F": 28672}),

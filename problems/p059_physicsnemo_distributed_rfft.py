@@ -94,7 +94,7 @@ PROBLEM = Problem(
     split="train",
     sizes={
         "tiny": Size("tiny", {"B": 2, "C": 1, "Y": 14, "X": 22}),
-        "default": Size("default", {"B": 2, "C": 2, "Y": 90, "X": 180}),
+        "default": Size("default", {"B": 2, "C": 3, "Y": 120, "X": 240}),
         "odd": Size("odd", {"B": 1, "C": 3, "Y": 97, "X": 131}),
         # 4 GiB of field in fp32 over all ranks.
         "large": Size("large", {"B": 16, "C": 4, "Y": 4096, "X": 4096}),

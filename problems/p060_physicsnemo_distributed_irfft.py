@@ -104,7 +104,7 @@ PROBLEM = Problem(
     split="train",
     sizes={
         "tiny": Size("tiny", {"B": 1, "C": 2, "Y": 14, "X": 22}),
-        "default": Size("default", {"B": 2, "C": 2, "Y": 90, "X": 180}),
+        "default": Size("default", {"B": 2, "C": 3, "Y": 120, "X": 240}),
         "odd": Size("odd", {"B": 1, "C": 3, "Y": 97, "X": 131}),
         # 660 MB of fp32 field over all ranks, the extents of ERA5.
         "large": Size("large", {"B": 8, "C": 20, "Y": 720, "X": 1440}),
