@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,15 @@ def honest_answer(problem: Problem, inputs: Inputs) -> list[Any]:
 
 def rounded_answer(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> list[Any]:
     """The answer of a kernel that is exact except that it reads its floating arguments as `dtype`."""
-    rounded = _map(lambda x: x.to(dtype).to(x.dtype) if x.is_floating_point() else x, list(inputs))
+    rounded = _map(partial(_read_as, dtype), list(inputs))
     return _all_like(silenced_answer(problem, inputs), problem.exact(rounded))
+
+
+def _read_as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    """Rounded to another type and back; of complex numbers both parts."""
+    if tensor.is_complex():
+        return torch.view_as_complex(_read_as(dtype, torch.view_as_real(tensor).contiguous()))
+    return tensor.to(dtype).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
 
 def silenced_answer(problem: Problem, inputs: Inputs) -> list[Any]:
@@ -109,6 +117,8 @@ def _first_input(args: tuple[Any, ...], like: Any) -> Any:
 
 def _squeezed(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """As many leading elements as fit, repeated where they do not suffice."""
+    if source.is_complex() and not like.is_complex():
+        source = torch.view_as_real(source)
     times = -(-like.numel() // max(1, source.numel()))
     return source.flatten().repeat(times)[: like.numel()].view(like.shape).to(like.dtype)
 
@@ -124,7 +134,9 @@ def _typical(tensor: torch.Tensor) -> torch.Tensor:
 
 def _ranked(args: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     """Arguments whose floating tensors hold nothing but the rank."""
-    ranked: tuple[Any, ...] = _map(lambda x: torch.full_like(x, rank + 1) if x.is_floating_point() else x, args)
+    ranked: tuple[Any, ...] = _map(
+        lambda x: torch.full_like(x, rank + 1) if x.is_floating_point() or x.is_complex() else x, args
+    )
     return ranked
 
 
