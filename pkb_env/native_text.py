@@ -65,10 +65,12 @@ _MECHANISMS = {
 """How native code moves data: copy engine, NVLink multicast, accesses of the whole system's scope, an SM's bulk copies."""
 _TOKEN = re.compile(
     r'(?P<raw>R"(?P<mark>[^()\\\s"]{0,16})\()'
-    r'|(?P<text>"(?:\\.|[^"\\\n])*"|' + r"'(?:\\.|[^'\\\n])*')"
+    r"|(?P<quote>[\"'])"
     r"|(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))",
     re.DOTALL,
 )
+_LITERAL = {q: re.compile(rf"{q}((?:\\.|[^{q}\\\n])*)({q}?)", re.DOTALL) for q in "\"'"}
+"""From a quote on: what it holds, and the quote that closes it if one does on this line."""
 _LOOKS_NATIVE = re.compile(
     r"^[ \t]*(?:#|%:|\?\?=)[ \t]*\w+|\bextern[ \t]+\"C\"|\b__global__\b|\basm\b|;[ \t]*\n[ \t]*\}|\{[^{}]*;", re.MULTILINE
 )
@@ -123,9 +125,10 @@ def _without_comments(text: str) -> str:
     """A comment is one space; the line breaks in it are put behind its last line, for a directive goes on after it."""
     out: list[str] = []
     unclosed: set[str] = set()
+    hollow = {"'": 0, '"': 0}
     at = owed = 0
     while (match := _TOKEN.search(text, at)) is not None:
-        end = _raw_end(text, match, unclosed) if match["raw"] is not None else match.end()
+        end = _raw_end(text, match, unclosed) if match["raw"] is not None else _literal_end(text, match, hollow)
         between = text[at : match.start()]
         if owed and "\n" in between:
             between, owed = between.replace("\n", "\n" * (owed + 1), 1), 0
@@ -134,6 +137,18 @@ def _without_comments(text: str) -> str:
         out += (between, " " if comment else text[match.start() : end])
         at = end
     return "".join((*out, text[at:].replace("\n", "\n" * (owed + 1), 1)))
+
+
+def _literal_end(text: str, match: re.Match[str], hollow: dict[str, int]) -> int:
+    """End of a literal; a quote that nothing closes stands for itself, and so do others like it up to the end of its line."""
+    quote = match["quote"]
+    if quote is None or match.start() < hollow[quote]:
+        return match.end()
+    literal = _LITERAL[quote].match(text, match.start())
+    if literal is None or not literal[2]:
+        hollow[quote] = literal.end() if literal else len(text)
+        return match.end()
+    return literal.end()
 
 
 def _raw_end(text: str, match: re.Match[str], unclosed: set[str]) -> int:

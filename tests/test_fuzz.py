@@ -154,6 +154,12 @@ def test_any_native_text_is_read_in_bounded_time(text: str) -> None:
     assert all(3 <= finding.line <= 3 + text.count("\n") for finding in found)
 
 
+@pytest.mark.parametrize("part", ['"??/', "'", '"\\', '"\n', "/*'", 'R"(', "'\""])
+def test_quotes_that_nothing_closes_cost_no_time(part: str) -> None:
+    with bounded():
+        findings_in("#include <x>\n" + part * (50_000 // len(part)))
+
+
 # ---- what ranks leave -------------------------------------------------------------------------------------------------
 
 SLOTS, CAPACITY, NONCE = 2, wire.capacity_for(1 << 12), 7

@@ -134,8 +134,24 @@ class Rank:
         """Wake the rank; only one that does not read, or fills its own pipe, can keep it from being told."""
         try:
             os.write(self.go, b"g")
+        except BrokenPipeError as error:
+            if self._lives():  # whoever was killed meanwhile has broken nothing, and its end is told
+                self.fail(violation=f"it does not take orders: {error.strerror}")
         except OSError as error:
             self.fail(violation=f"it does not take orders: {error.strerror}")
+
+    def _lives(self) -> bool:
+        """Whether it still lives a while after it closed its descriptors."""
+        end = time.monotonic() + _STOP_S
+        while time.monotonic() < end:
+            try:
+                with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
+                    if file.read().rpartition(")")[2].split()[0] in "ZX":
+                        return False
+            except OSError:
+                return False
+            time.sleep(_STOP_POLL_S)
+        return True
 
     def read_done(self) -> None:
         """Note the outside time at which the rank had done what was ordered."""
