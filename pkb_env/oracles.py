@@ -6,6 +6,7 @@ Not here: what runs on the other side (`oracle`).
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import sys
 import tempfile
@@ -76,6 +77,14 @@ class Oracle:
     def worn(self) -> bool:
         """Whether the reference has been called more often than a candidate that is about to be timed."""
         return self._calls > _FRESH_CALLS
+
+    @property
+    def lost(self) -> bool:
+        """Whether a process of it has ended meanwhile."""
+        poller = select.poll()
+        for channel in self.channels():
+            poller.register(channel.fileno(), 0)  # what is always told: the other end is gone
+        return bool(poller.poll(0))
 
     def renew(self) -> None:
         """Let the reference come up in a fresh group, like a candidate's: an old one is some percent faster.

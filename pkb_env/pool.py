@@ -54,12 +54,19 @@ class OraclePool:
             oracle.close()
 
     def _take(self, task: Task) -> Oracle:
-        with self._lock:
-            for oracle in self._idle:
-                if oracle.task == task:
-                    self._idle.remove(oracle)
-                    return oracle
+        """An idle group that is still there, else a new one."""
+        while (oracle := self._idle_one(task)) is not None:
+            if not oracle.lost:
+                return oracle
+            oracle.close()
         return Oracle(self._zygote, task, self._folder, self._config)
+
+    def _idle_one(self, task: Task) -> Oracle | None:
+        with self._lock:
+            oracle = next((each for each in self._idle if each.task == task), None)
+            if oracle is not None:
+                self._idle.remove(oracle)
+            return oracle
 
     def _give_back(self, oracle: Oracle) -> None:
         with self._lock:
