@@ -1,10 +1,13 @@
 """Runs a function on W real ranks: forked processes, gloo, a file store, one OpenMP thread each.
 
-The fork server imports torch once and runs no operation, so that a rank starts in milliseconds and forks safely.
+The fork server imports torch once and runs no operation, so that a rank starts in milliseconds and forks safely.  What is
+trusted to leave nothing behind (references) runs on ranks that stay for the next.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import io
 import os
 import tempfile
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -40,6 +44,37 @@ class ReferenceRun:
     """Its arguments after the call."""
 
 
+class Ranks:
+    """Forked processes in one default group that carry out one job after another, until something goes wrong."""
+
+    def __init__(self, world_size: int) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+        self._folder = tempfile.TemporaryDirectory()
+        self._ends, self._processes = list[Connection](), list[ForkServerProcess]()
+        for rank in range(world_size):
+            ours, theirs = _CONTEXT.Pipe()
+            place = (rank, world_size, str(Path(self._folder.name) / "store"), theirs)
+            process = _CONTEXT.Process(target=_rank_main, args=place, daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]], deadline_s: float) -> list[Any]:
+        for end, mine in zip(self._ends, args, strict=True):
+            with contextlib.suppress(BrokenPipeError):  # its answer says more
+                end.send((function, _pack(mine)))
+        return _collect(self._ends, monotonic() + deadline_s)
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+            process.close()
+        self._folder.cleanup()
+
+
 def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[Any]:
     """`function(*args[r])` on each rank r of len(args), inside an initialised default group; results in rank order.
 
@@ -48,35 +83,42 @@ def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], 
     Raises:
         RankFailed: a rank raised (with its traceback), died, or has not answered at the deadline.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"
-    _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
-        ends, processes = [], []
-        for rank, mine in enumerate(args):
-            ours, theirs = _CONTEXT.Pipe(duplex=False)
-            job = (function, _pack(mine), rank, len(args), str(Path(folder) / "store"), theirs)
-            process = _CONTEXT.Process(target=_rank_main, args=job, daemon=True)
-            process.start()
-            theirs.close()
-            ends.append(ours)
-            processes.append(process)
-        try:
-            return _collect(ends, monotonic() + deadline_s)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-                process.close()
+    ranks = Ranks(len(args))
+    try:
+        return ranks.run(function, args, deadline_s)
+    finally:
+        ranks.kill()
+
+
+_STANDING: dict[int, Ranks] = {}
+
+
+@atexit.register
+def _dismiss() -> None:
+    for ranks in _STANDING.values():
+        ranks.kill()
+
+
+def _run_on_standing_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The same on ranks that others have used, for what leaves nothing behind: it takes milliseconds."""
+    ranks = _STANDING.pop(len(args), None) or Ranks(len(args))
+    try:
+        results = ranks.run(function, args, 60)
+    except BaseException:
+        ranks.kill()
+        raise
+    _STANDING[len(args)] = ranks
+    return results
 
 
 def run_reference(name: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
     """The reference of a problem on len(inputs) real ranks."""
-    return run_on_ranks(_call_reference, [(name, args) for args in inputs])
+    return _run_on_standing_ranks(_call_reference, [(name, args) for args in inputs])
 
 
 def run_source(source: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
     """The `solution` of a candidate's source on len(inputs) real ranks, without a box: for trusted sources only."""
-    return run_on_ranks(_call_source, [(source, args) for args in inputs])
+    return _run_on_standing_ranks(_call_source, [(source, args) for args in inputs])
 
 
 def _call_reference(name: str, args: tuple[Any, ...]) -> ReferenceRun:
@@ -112,19 +154,23 @@ def _answer(rank: int, end: Connection) -> Any:
     return _unpack(payload)
 
 
-def _rank_main(function: Callable[..., Any], args: bytes, rank: int, world_size: int, store: str, end: Connection) -> None:
+def _rank_main(rank: int, world_size: int, store: str, end: Connection) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-        )
-        result = function(*_unpack(args))
-        dist.barrier()
-        dist.destroy_process_group()
-        end.send((None, _pack(result)))
-    except BaseException:  # noqa: BLE001  whatever a rank raises is told to the test
-        end.send((traceback.format_exc(), b""))
+    joined = False
+    while True:
+        try:
+            function, args = end.recv()
+            if not joined:
+                dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=60), world_size, rank)
+                joined = True
+            result = function(*_unpack(args))
+            dist.barrier()
+            end.send((None, _pack(result)))
+        except EOFError:
+            return
+        except BaseException:  # noqa: BLE001  whatever a rank raises is told to the test
+            end.send((traceback.format_exc(), b""))
 
 
 def _pack(value: Any) -> bytes:

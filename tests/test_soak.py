@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gloo_ranks import run_source
+from trials import tried
 
 from pkb_env.bench import soak, soak_mix
 from pkb_env.bench.soak import Ended, Footprint, Trend
@@ -130,6 +132,18 @@ def test_only_what_must_be_invalid_is_no_candidate() -> None:
         except InvalidSource:
             refused.add(each.kind.name)
     assert refused == {kind.name for kind in soak_mix.KINDS if Status.INVALID in kind.expected}
+
+
+@pytest.mark.parametrize(
+    "name", ["importance_sampling_loss", "clip_grad_norm_ep", "physicsnemo_distributed_rfft", "fp8_allgather_params"]
+)
+@pytest.mark.parametrize("kind", ["off by one", "zeros"])
+def test_what_must_be_wrong_is_wrong_whatever_a_problem_gives(name: str, kind: str) -> None:
+    """None among the outputs, values to which one more is nothing, complex ones, eight bits."""
+    (planted,) = [each for each in soak_mix.KINDS if each.name == kind]
+    trial = tried(name, 2)
+    answers = [run.output for run in run_source(planted.source(name), trial.inputs)]
+    assert trial.summary(answers).message
 
 
 def test_the_watch_finds_children_and_those_who_left() -> None:

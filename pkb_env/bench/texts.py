@@ -12,12 +12,14 @@ from pkb_env.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KINDS = ("correct", "wrong", "failing", "hanging")
-_WRONG = """
+_CHANGED = """
 
 def solution(*args):
-    found = _right(*args)
-    return tuple(each + 1 for each in found) if isinstance(found, (tuple, list)) else found + 1
+    import torch
+    from torch.utils._pytree import tree_map_only
+    return tree_map_only(torch.Tensor, lambda each: @changed@, _right(*args))
 """
+_WRONG = "(each.to(torch.complex128 if each.is_complex() else torch.float64) * 1.5 + 1).to(each.dtype)"
 _FAILING = """
 
 def solution(*args):
@@ -62,8 +64,18 @@ def of_kind(kind: str, problem: str, right: str) -> str:
     """A candidate of one of `KINDS`; `right` is the source of correct ones."""
     if kind == "correct":
         return right
-    body = {"wrong": _WRONG, "failing": _FAILING, "hanging": _HANGING}[kind]
-    return reference(problem).replace("def solution(", "def _right(") + body
+    if kind == "wrong":
+        return changed(problem, _WRONG)
+    return _called_right(problem) + {"failing": _FAILING, "hanging": _HANGING}[kind]
+
+
+def changed(problem: str, expression: str) -> str:
+    """The reference, but of every tensor `each` that it gives the expression."""
+    return _called_right(problem) + _CHANGED.replace("@changed@", expression)
+
+
+def _called_right(problem: str) -> str:
+    return reference(problem).replace("def solution(", "def _right(")
 
 
 def counts(shares: dict[str, float], total: int) -> dict[str, int]:
