@@ -28,7 +28,7 @@ from pkb_env.protocol import Evaluates
 from pkb_env.spaces import SourceText
 from pkb_env.submission import MAX_TEXT_BYTES, Submission, code_in, invalid
 from problems.base import Problem
-from rewards.compose import get
+from rewards.presets import get
 from rewards.score import Reward, Score
 from rewards.verdict import Status, Verdict
 

@@ -160,13 +160,57 @@ def test_kevin_is_the_published_formula(verdict: Verdict, total: float) -> None:
     assert kevin(verdict).total == pytest.approx(total)
 
 
+TWO = {"reference": 10.0, "tuned": 8.0}
+"""Times of the reference and of a second baseline."""
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "total"),
+    [
+        ("kernelgym", timed(1.5), 1.25),
+        ("kernelgym", timed(1.5, own_kernel_share=0.5), 1.5),
+        ("kernelgym", timed(40.0), 2.0),
+        ("kernelgym", timed(4.0, comparable=False), 0.5),
+        ("cuda_agent", timed(1.05), 1.0),
+        ("cuda_agent", timed(1.06), 2.0),
+        ("cuda_agent", timed(1.3, faster=False), 1.0),
+        ("cuda_agent", timed(1.3, baselines=TWO), 2.0),
+        ("cuda_agent", timed(1.4, baselines=TWO), 3.0),
+        ("cuda_agent", example(Status.CORRECT), 1.0),
+        ("cuda_agent", example(Status.WRONG_RESULT, passed=0.9), -1.0),
+        ("cuda_l1", timed(18.0), 18.0),
+        ("cuda_l1", timed(0.25), 0.25),
+        ("cuda_l1", example(Status.CORRECT), 1.0),
+        ("sol", timed(1.0, bound_ms=2.0), 0.5),
+        ("sol", timed(5.0, bound_ms=2.0), 1.0),
+        ("sol", timed(50.0, bound_ms=2.0), 1.0),
+        ("sol", timed(2.0, bound_ms=2.0), 8 / 11),
+        ("sol", timed(0.5, bound_ms=2.0), 8 / 26),
+        ("sol", timed(2.0), 0.5),
+        ("sol", timed(2.0, bound_ms=10.0), 0.5),
+        ("sparse", timed(1.01), 2.0),
+        ("sparse", timed(1.5, faster=False), 1.0),
+        ("sparse", timed(0.1), 1.0),
+        *((name, example(Status.WRONG_RESULT, passed=0.9), 0.0) for name in ("kernelgym", "cuda_l1", "sol", "sparse")),
+    ],
+)
+def test_presets_pay_what_their_formula_says(name: str, verdict: Verdict, total: float) -> None:
+    assert PRESETS[name](verdict).total == pytest.approx(total)
+
+
+@relaxed
+@given(verdicts(SCORED))
+def test_speed_of_light_is_bounded(verdict: Verdict) -> None:
+    assert 0.0 <= PRESETS["sol"](verdict).total <= 1.0
+
+
 @every_preset
 @relaxed
 @given(verdict=verdicts())
 def test_unscored_is_infra_and_nothing_else(name: str, verdict: Verdict) -> None:
     score = PRESETS[name](verdict)
     assert score.unscored == (verdict.status is Status.INFRA)
-    assert not score.unscored or ([t.score for t in score.terms] == [None, None] and score.total == 0.0)
+    assert not score.unscored or ({t.score for t in score.terms} == {None} and score.total == 0.0)
 
 
 def test_a_term_without_score_drops_out_and_hands_no_weight_on() -> None:
