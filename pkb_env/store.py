@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -109,6 +109,20 @@ class Store:
             rows = db.execute(f"SELECT {_ROLLOUT} FROM rollouts WHERE run = ? ORDER BY id", (run,)).fetchall()
         return [_rollout(row) for row in rows]
 
+    def graded(self, run: str | None = None) -> list[tuple[Rollout, Verdict | None]]:
+        """The completions of a run, or of all, in the order in which they were stored, each with its verdict."""
+        columns = ", ".join(f'r."{name}"' for name in ROLLOUT_COLUMNS)
+        query = f"SELECT v.json, {columns} FROM rollouts r LEFT JOIN verdicts v ON v.id = r.verdict"
+        with self._open() as db:
+            rows = db.execute(f"{query} WHERE r.run = ? OR ? IS NULL ORDER BY r.id", (run, run)).fetchall()
+        return [(_rollout(rest), None if json is None else Verdict.from_json(json)) for json, *rest in rows]
+
+    def runs(self) -> list[str]:
+        """Names of the runs that have rollouts, oldest first."""
+        with self._open() as db:
+            rows = db.execute("SELECT run FROM rollouts GROUP BY run ORDER BY min(id)").fetchall()
+        return [str(row[0]) for row in rows]
+
     def close(self) -> None:
         """Close the file; the next call opens it again."""
         with self._lock:
@@ -137,7 +151,7 @@ def _stored(row: tuple[Any, ...]) -> Stored:
     return Stored(number, Key(*key), Verdict.from_json(json), _text(source), secret, created)
 
 
-def _rollout(row: tuple[Any, ...]) -> Rollout:
+def _rollout(row: Sequence[Any]) -> Rollout:
     plain: list[Any] = [_text(value) if isinstance(value, bytes) else value for value in row]
     return Rollout(*plain)
 

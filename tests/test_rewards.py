@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example as case
@@ -47,6 +48,11 @@ def test_default_keeps_the_rank(one: Verdict, other: Verdict) -> None:
     better = RANK[one.status] - RANK[other.status]
     gap = default(one).total - default(other).total
     assert better * gap > 0 or (better == 0 and (gap == 0 or one.status in (Status.WRONG_RESULT, Status.CORRECT)))
+
+
+def test_the_documentation_names_every_preset_and_every_kind() -> None:
+    text = (Path(rewards.__file__).parents[1] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert [name for name in (*PRESETS, *KINDS, *rewards.ADVANTAGES) if f"`{name}`" not in text] == []
 
 
 def test_every_status_but_infra_has_a_rank() -> None:

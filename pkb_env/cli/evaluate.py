@@ -43,7 +43,7 @@ def evaluate(
     with session.guarded():
         from pkb_env.submission import Submission
 
-        scorer = _reward(reward)
+        scorer = session.reward(reward)
         submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
         counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget, "kernels": kernels}
         config = _config(**counts, require_walls=tuple(require_wall or ()))
@@ -56,16 +56,6 @@ def evaluate(
 def _read(file: str) -> str:
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     return raw.decode("utf-8", "surrogateescape")
-
-
-def _reward(name: str) -> Reward:
-    import rewards
-    from pkb_env.errors import UsageError
-
-    try:
-        return rewards.get(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _config(**wanted: Any) -> EvalConfig:
