@@ -116,16 +116,20 @@ def _first_input(args: tuple[Any, ...], like: Any) -> Any:
 
 
 def _squeezed(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """As many leading elements as fit, repeated where they do not suffice."""
+    """As many leading elements as fit, repeated where they do not suffice; zeros where there are none."""
     if source.is_complex() and not like.is_complex():
         source = torch.view_as_real(source)
-    times = -(-like.numel() // max(1, source.numel()))
+    if not source.numel():
+        return torch.zeros_like(like)
+    times = -(-like.numel() // source.numel())
     return source.flatten().repeat(times)[: like.numel()].view(like.shape).to(like.dtype)
 
 
 def _typical(tensor: torch.Tensor) -> torch.Tensor:
     """The mean everywhere, of a single element something near it; for integers and booleans the most frequent value."""
     flat = tensor.flatten()
+    if not flat.numel():
+        return flat.view(tensor.shape)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return torch.full_like(tensor, flat.to(torch.int64).mode().values.item())
     mean = (flat if tensor.is_complex() else flat.double()).mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_lazy_answers_are_refused(name: str, world_size: int) -> None:
 def test_bf16_inside_is_refused(name: str, world_size: int) -> None:
     trial = tried(name, world_size)
     assert trial.summary(lazy.rounded_answer(trial.problem, trial.inputs, torch.bfloat16)).passed == 0
+
+
+def test_pieces_without_elements_have_lazy_answers_too() -> None:
+    """Of a problem whose ranks may have nothing to give: integers, and a first argument that is empty."""
+    empty = replace(problems.load("allreduce"), reference=lambda x, n: n[: len(x)], exact=lambda inputs: [n[:0] for _, n in inputs])
+    inputs: list[tuple[Any, ...]] = [(torch.empty(0), torch.ones(3, dtype=torch.int64))] * 2
+    for outputs in lazy.lazy_answers(empty, inputs, inputs).values():
+        assert [out.numel() for out in outputs] == [0, 0]
+    filled = replace(empty, reference=lambda x, n: n + len(x), exact=lambda inputs: [n for _, n in inputs])
+    assert same(lazy.lazy_answers(filled, inputs, inputs)["first input"], [torch.zeros(3, dtype=torch.int64)] * 2)
 
 
 def sum_backwards(inputs: list[Any]) -> torch.Tensor:
