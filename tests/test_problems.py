@@ -129,7 +129,8 @@ def test_bf16_inside_is_refused(name: str, world_size: int) -> None:
 
 def test_pieces_without_elements_have_lazy_answers_too() -> None:
     """Of a problem whose ranks may have nothing to give: integers, and a first argument that is empty."""
-    empty = replace(problems.load("allreduce"), reference=lambda x, n: n[: len(x)], exact=lambda inputs: [n[:0] for _, n in inputs])
+    some = problems.load("allreduce")
+    empty = replace(some, reference=lambda x, n: n[: len(x)], exact=lambda inputs: [n[:0] for _, n in inputs])
     inputs: list[tuple[Any, ...]] = [(torch.empty(0), torch.ones(3, dtype=torch.int64))] * 2
     for outputs in lazy.lazy_answers(empty, inputs, inputs).values():
         assert [out.numel() for out in outputs] == [0, 0]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def filled(path: Path, *, groups: int, samples: int) -> Store:
     for group in range(groups):
         for sample in range(samples):
             row = None if sample == 4 else put(store, kinds[(group + sample) % 4], f"{group} {sample}")
-            store.add_rollout(turn(group=group, sample=sample, verdict=row))
+            store.add_rollouts([turn(group=group, sample=sample, verdict=row)])
     return store
 
 
@@ -113,8 +114,8 @@ def test_no_order_gives_no_correlation() -> None:
 def test_a_store_gives_its_episodes_back(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.db")
     row = put(store, FAST, "a")
-    for rollout in (turn(1, sample=1), turn(0, sample=1, verdict=row), turn(0, verdict=row), turn(0, run="other", verdict=row)):
-        store.add_rollout(rollout)
+    seen = partial(turn, verdict=row)
+    store.add_rollouts([turn(1, sample=1), seen(0, sample=1), seen(0), seen(0, run="other")])
     fast = FAST.but(digest="a")
     assert [(e.group, e.verdicts) for e in episodes(store)] == [
         (("run", 1, 0), (fast, None)), (("run", 1, 0), (fast,)), (("other", 1, 0), (fast,)),

@@ -62,6 +62,8 @@ def tried(name: str, world_size: int, size: str = "tiny", dtype: torch.dtype = t
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
         return all(map(same, left, right))
     return bool(left == right)

@@ -14,7 +14,6 @@ from pkb_env.cli import session
 
 if TYPE_CHECKING:
     from pkb_env.config import EvalConfig
-    from pkb_env.store import Store
     from pkb_env.submission import Submission
     from rewards.score import Reward
     from rewards.verdict import Verdict
@@ -72,12 +71,7 @@ def _run(submission: Submission, config: EvalConfig, path: Path | None) -> tuple
     store = Store(path) if path else None
     with Evaluator(config, store) as evaluator:
         verdict = asyncio.run(evaluator.aevaluate(submission))
-        return verdict, _row(store, verdict) if store else None
-
-
-def _row(store: Store, verdict: Verdict) -> int | None:
-    rows = store.search(digest=verdict.digest, problem=verdict.problem, status=verdict.status.value)
-    return next((row.id for row in rows if row.verdict == verdict), None)
+        return verdict, store.row_of(verdict, submission.text) if store else None
 
 
 def _print(verdict: Verdict, reward: Reward, stored_id: int | None, *, as_json: bool) -> None:

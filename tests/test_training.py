@@ -1,0 +1,130 @@
+"""Training: the batch reward on a real evaluator, and the real trainers for a step on a model of a few thousand parameters.
+
+Not here: whether anything is learnt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import problems
+import rewards
+from pkb_env.config import EvalConfig
+from pkb_env.errors import HarnessError
+from pkb_env.evaluator import Evaluator
+from pkb_env.store import Store
+from pkb_env.submission import Submission
+from rewards import Verdict
+from training import rewarding
+from training.rewarding import KernelReward
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = Submission("", "", world_size=2, size="tiny")
+GOOD = problems.reference_source(problems.load("allreduce"))
+WRONG = "def solution(tensor):\n    return tensor.clone()\n"
+TEXTS = [GOOD, WRONG, "no code", GOOD, f"Here:\n```python\n{WRONG}```"]
+PROMPTS = [[{"role": "user", "content": text}] for text in ("first", "first", "first", "second", "second")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "s.db")
+    yield store
+    store.close()
+
+
+def test_a_batch_is_scored_told_and_kept(store: Store) -> None:
+    extra: dict[str, list[Any]] = {}
+    told: dict[str, float] = {}
+    with Evaluator(EvalConfig(trials=1, pairs=0), store) as evaluator:
+        reward = KernelReward(evaluator, rewards.get("default"), SETTINGS, store=store, run="r")
+        completions = [[{"role": "assistant", "content": text}] for text in TEXTS]
+        found = reward(
+            PROMPTS, completions, problem=["allreduce"] * 5, log_extra=extra.__setitem__, log_metric=told.__setitem__,
+            trainer_state=SimpleNamespace(global_step=7), completion_ids=None,
+        )  # fmt: skip
+    assert reward.__name__ == "default"
+    assert found == [1.0, pytest.approx(-0.8), -1.0, 1.0, pytest.approx(-0.8)]
+    assert extra["status"] == ["CORRECT", "WRONG_RESULT", "INVALID", "CORRECT", "WRONG_RESULT"]
+    assert (told["kernels/correct"], told["kernels/invalid"], told["kernels/unscored"]) == (0.4, 0.2, 0.0)
+    assert told["kernels/duplicates"] == pytest.approx(0.2)
+    assert (told["kernels/fast_1"], told["terms/log_speed"]) == (0.0, -1.0)
+    graded = store.graded("r")
+    assert [(r.step, r.group, r.sample, r.prompt, r.completion) for r, _ in graded] == [
+        (7, 0, 0, "first", TEXTS[0]), (7, 0, 1, "first", TEXTS[1]), (7, 0, 2, "first", TEXTS[2]),
+        (7, 1, 0, "second", TEXTS[3]), (7, 1, 1, "second", TEXTS[4]),
+    ]  # fmt: skip
+    assert [v.status.value for _, v in graded if v is not None] == extra["status"]
+
+
+class Broken(Evaluator):
+    """Cannot be started the first few times."""
+
+    failures = 1
+
+    def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:
+        if self.failures:
+            self.failures -= 1
+            raise HarnessError("no process can be started")
+        return super().evaluate_many(submissions, deadline_s)
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(1, [1.0]), (2, [None])])
+def test_an_evaluator_that_fails_is_started_anew_and_costs_no_run(failures: int, expected: list[float | None]) -> None:
+    with Broken(EvalConfig(trials=1, pairs=0)) as evaluator:
+        evaluator.failures = failures
+        reward = KernelReward(evaluator, rewards.get("default"), SETTINGS)
+        with pytest.warns(RuntimeWarning, match="started anew: no process can be started"):
+            assert reward(["p"], [GOOD], problem=["allreduce"]) == expected
+
+
+def test_what_is_late_is_unscored(store: Store) -> None:
+    endless = "def solution(tensor):\n    while True:\n        pass\n"
+    with Evaluator(EvalConfig(trials=1, pairs=0, call_deadline_s=300.0)) as evaluator:
+        reward = KernelReward(evaluator, rewards.get("default"), SETTINGS, store=store, run="r", deadline_s=8.0)
+        assert reward(["p"], [endless], problem=["allreduce"]) == [None]
+        assert rewarding.metrics(reward.evaluate(["p"], [endless], ["allreduce"]))["kernels/unscored"] == 1.0
+    assert [verdict for _, verdict in store.graded("r")] == [None]
+
+
+def test_rewarding_needs_no_trainer() -> None:
+    script = "import training.rewarding, sys; print(*sorted({'trl', 'datasets', 'transformers', 'wandb'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def run(module: str, *arguments: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", f"training.{module}", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_model_goes_through_sft_and_grpo_and_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Real trainers, compilers left out: two steps each, then the same command for one step more."""
+    pytest.importorskip("trl")
+    rows = [{"prompt": "Write allreduce.", "completion": f"```python\n{GOOD}```"}] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert "parameters in" in run("tiny", tmp_path / "model", tmp_path / "rows.jsonl")
+    plain = ("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--disable_tqdm", "true",
+             "--per_device_train_batch_size", 4, "--report_to", "none")  # fmt: skip
+    run("sft", "--rows", tmp_path / "rows.jsonl", "--model_name_or_path", tmp_path / "model",
+        "--output_dir", tmp_path / "sft", "--max_steps", 2, *plain)  # fmt: skip
+    grpo = ("--model_name_or_path", tmp_path / "sft", "--output_dir", tmp_path / "grpo", "--store", tmp_path / "s.db",
+            "--problems", "allreduce", "--size", "tiny", "--pairs", 0, "--trials", 1, "--num_generations", 4,
+            "--max_completion_length", 16, "--save_steps", 1, "--run_name", "r", *plain)  # fmt: skip
+    run("grpo", *grpo, "--max_steps", 2)
+    run("grpo", *grpo, "--max_steps", 3)
+    store = Store(tmp_path / "s.db")
+    assert [(r.step, r.sample) for r in store.rollouts("r")] == [(step, sample) for step in range(3) for sample in range(4)]
+    assert all(verdict is not None for _, verdict in store.graded("r"))
