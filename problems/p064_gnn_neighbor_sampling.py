@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.draws import ragged, turn
+from problems.moe import exchanged
 
 CAP = 16
 """Largest degree, in degrees of the average node."""
@@ -140,13 +141,6 @@ def segments(starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     shift = starts - (counts.cumsum(0) - counts)
     repeated = shift.repeat_interleave(counts)
     return repeated + torch.arange(len(repeated), device=repeated.device)
-
-
-def exchanged(rows: torch.Tensor, to: list[int], frm: list[int], group: dist.ProcessGroup | None) -> torch.Tensor:
-    """Rows for every rank, in their order, for those of every rank."""
-    out = rows.new_empty((sum(frm), *rows.shape[1:]))
-    dist.all_to_all_single(out, rows, frm, to, group=group)
-    return out
 
 
 def exact(inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
