@@ -1,7 +1,7 @@
 """Inputs of problems with top-k and top-p filters, in which no decision is close, their truth in float64, and their floor.
 
-Some ids of a row hold nearly all of its mass, the others 2 %.  Where a top-p filter cuts, it cuts an id of several percent in
-the middle, which no rounding can turn; the id of rank k often has an equal one beside it.
+Some ids of a row hold nearly all of its mass, the others 2 %.  Where a top-p filter cuts, it cuts well inside an id of
+several percent, so that no rounding can turn it; the id of rank k often has an equal one beside it.
 Not here: anything that a reference calls (`problems.topk_filter`).
 """
 
@@ -62,9 +62,9 @@ def filter_inputs(draw: Draw, size: Size, steps: tuple[int, int]) -> Filtered:
 
 
 def _options(draw: Draw, count: int) -> tuple[int | None, float]:
-    """top_k and top_p; None, 0 and -1 turn the first one off."""
+    """top_k, rather small, so that it leaves mass out, and top_p; None, 0 and -1 turn the first one off."""
     kind, chance = turn(draw, 4), draw.shared("options")
-    top_k = int(torch.randint(LEAST_K, max(LEAST_K + 1, count - 1), (), generator=chance))
+    top_k = LEAST_K + int(torch.rand((), generator=chance) ** 2 * max(0, count - 1 - LEAST_K))
     top_p = 0.7 + 0.2 * float(torch.rand((), generator=chance))
     return top_k if kind in {1, 2} else (None, 0, -1)[turn(draw, 3, "off")], top_p if kind > 1 else 1.0
 
@@ -82,19 +82,22 @@ def _levels(
         kept = head >= head[:, top_k - 1 : top_k]
     tail = head.exp().sum(1, keepdim=True) * TAIL
     if top_p < 1:
-        head = _clear(head, kept, 0 * tail if filtered else tail, 1 - top_p)
+        head = _clear(head, kept, 0 * tail if filtered else tail, 1 - top_p, 1 / 4 if filtered else 1 / 2)
     offset = torch.rand(shape[0], 1, generator=chance).mul_(8).sub_(4)
     return head + offset, (tail / (vocabulary - shape[1])).log() + offset
 
 
-def _clear(head: torch.Tensor, kept: torch.Tensor, tail: torch.Tensor, cut: float) -> torch.Tensor:
-    """The same, with upper logits raised until a share `cut` of the mass, counted from below, ends in the middle of an id."""
+def _clear(head: torch.Tensor, kept: torch.Tensor, tail: torch.Tensor, cut: float, inside: float) -> torch.Tensor:
+    """The same, with upper logits raised until a share `cut` of the mass, counted from below, takes a share `inside` of an id.
+
+    A quarter after top-k: whoever counts what top-k dropped then cuts elsewhere.
+    """
     weight = head.exp() * kept
     below = weight.flip(1).cumsum(1).flip(1) - weight + tail
     total = weight.sum(1, keepdim=True) + tail
-    last = ((below + weight / 2 >= cut * total).sum(1, keepdim=True) - 1).clamp_(min=1)
+    last = ((below + inside * weight >= cut * total).sum(1, keepdim=True) - 1).clamp_(min=1)
     under, middle = below.gather(1, last), weight.gather(1, last)
-    above = (under + middle / 2) / cut - middle - under
+    above = (under + inside * middle) / cut - middle - under
     raised = (above / (total - middle - under)).log()
     return head + raised * (torch.arange(head.shape[1]) < last)
 
