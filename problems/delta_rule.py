@@ -25,10 +25,10 @@ def delta_rule(
     """
     length = q.shape[1]
     q, k, v, log_decay, beta = (chunks(x, chunk) for x in (q, k, v, log_decay, beta))
-    total = log_decay.cumsum(3)
-    written, forgotten = writes(k, v, total, beta)
-    read, kept = q * total.exp(), k * (total[:, :, :, -1:] - total).exp()
-    reach, last = decayed_products(q, k, total), total[:, :, :, -1].exp()
+    before, after = log_decay.cumsum(3), log_decay.flip(3).cumsum(3).flip(3) - log_decay
+    written, forgotten = writes(k, v, log_decay, beta)
+    read, kept = q * before.exp(), k * after.exp()
+    reach, last = decayed_products(q, k, log_decay), before[:, :, :, -1].exp()
     outs = []
     for i in range(q.shape[2]):
         new = F.pad(written[:, :, i], (0, state.shape[3] - v.shape[4])) - forgotten[:, :, i] @ state
@@ -43,19 +43,24 @@ def chunks(x: torch.Tensor, chunk: int) -> torch.Tensor:
     return x.view(x.shape[0], -1, chunk, *x.shape[2:]).permute(0, 3, 1, 2, 4)
 
 
-def writes(k: torch.Tensor, v: torch.Tensor, total: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def writes(
+    k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What every position of a chunk writes next to its key: values [.., V] and, times the state before the chunk, [.., K]."""
-    system = beta * decayed_products(k, k, total).tril(-1)
-    wanted = torch.cat([v, k * total.exp()], dim=-1) * beta
+    system = beta * decayed_products(k, k, log_decay).tril(-1)
+    wanted = torch.cat([v, k * log_decay.cumsum(-2).exp()], dim=-1) * beta
     found = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     return found[..., : v.shape[-1]], found[..., v.shape[-1] :]
 
 
-def decayed_products(left: torch.Tensor, right: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def decayed_products(left: torch.Tensor, right: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
     """Products of left_i and right_j, j <= i, after the decay from j to i; [.., chunk, chunk]."""
-    if total.shape[-1] == 1:
-        return (left @ right.transpose(-1, -2) * (total - total.transpose(-1, -2)).clamp(max=0).exp()).tril()
+    if log_decay.shape[-1] == 1:
+        # Column j adds up what comes after j alone: a difference of two sums from the start would lose digits.
+        decay = log_decay.expand(*log_decay.shape[:-1], log_decay.shape[-2]).tril(-1).cumsum(-2).exp()
+        return (left @ right.transpose(-1, -2) * decay).tril()
     # By the channel: halves of the way, to and from the middle, so that neither power overflows in a short chunk.
+    total = log_decay.cumsum(-2)
     gap = total - total[..., total.shape[-2] // 2, None, :]
     return ((left * gap.exp()) @ (right * (-gap).exp()).transpose(-1, -2)).tril()
 

@@ -72,7 +72,7 @@ def reference(
     rest = all_to_all(torch.cat([v, gate.unsqueeze(-1), beta.unsqueeze(-1)], dim=-1), 2, 1, group).to(wide)
     values, gates, betas = torch.split(rest, [v.shape[-1], 1, 1], dim=-1)
     repeats = values.shape[2] // queries.shape[2]
-    qn, kn = (unit_rows(x, 1e-6).repeat_interleave(repeats, dim=2) for x in (queries, keys))
+    qn, kn = (unit_rows(x, EPS).repeat_interleave(repeats, dim=2) for x in (queries, keys))
     log_decay = -a_log.to(wide).exp().unsqueeze(-1) * F.softplus(gates + dt_bias.to(wide).unsqueeze(-1))
     state = values.new_zeros(len(values), values.shape[2], q.shape[-1], v.shape[-1])
     out, _ = delta_rule(qn * q.shape[-1] ** -0.5, kn, values, log_decay, betas, state, chunk=64)
