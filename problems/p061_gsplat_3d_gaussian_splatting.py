@@ -6,10 +6,10 @@ In        means [n, 3], quats [n, 4] as (w, x, y, z) of any length, scales [n, 3
 Out       of the V pairs of own camera and visible Gaussian: camera_ids [V] (0 .. C - 1) and gaussian_ids [V] (counted through all
           ranks), int64, radii int32 [V, 2], means2d [V, 2], depths [V], conics [V, 3], opacities [V], colors [V, D]; by the
           Gaussian's rank, then camera, then Gaussian
-Maths     B = R(q / |q|) diag(scales);  (x, y, z) = R_v mean + t;  J the derivative of the projection there, with x/z and y/z kept
-          within 0.3 half image angles of the image;  cov = J R_v B (J R_v B)^T + eps2d I, conic = 3 numbers of its inverse;
-          mean2d = K (x, y, z) / z;  radius = ceil(3.33 sqrt(cov_ii));  visible: near_plane < z < far_plane and the box of
-          mean2d +- radius meets the image; all in at least float32
+Maths     B = R(q / |q|) diag(scales);  (x, y, z) = R_v mean + t;  J = [[fx/z, 0, -fx u/z], [0, fy/z, -fy v/z]] with
+          u = x/z kept in -(cx + 0.15 width)/fx .. (1.15 width - cx)/fx, v = y/z likewise;  M = J R_v B, cov = M M^T + eps2d I;
+          conic = (xx, xy, yy) of cov^-1;  depth = z;  mean2d = first two of K (x, y, z) / z;  radius = ceil(3.33 sqrt(cov_ii));
+          visible: near_plane < z < far_plane, mean2d + radius > 0 and mean2d - radius < (width, height); in at least float32
 Wire      cameras to all ranks; visible pairs to their cameras' ranks
 Needs     any W; the same C on every rank
 Not here  rasterisation, gradients, other cameras; the public problem adds the number of Gaussians before the receiver's to

@@ -49,7 +49,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     x += torch.randn(size["B"], size["I"], 1, 1, generator=draw.own("offset"))
     weight /= (shape[1] * shape[2]) ** 0.5
     psi = _psi(draw, size, sum(height[:polar]), height[polar])
-    bias = bias if turn(draw, 4, "bias") else None
+    bias = bias if turn(draw, 5, "bias") > 1 else None
     return x.to(draw.dtype), psi, weight, groups, nlon_out, size["X"], None, None, bias
 
 

@@ -41,8 +41,8 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     owner = torch.randint(ranks, (nodes,), generator=draw.shared("node_to_rank"))
     degrees = torch.rand(nodes, generator=chance).rsqrt_().mul_(size["D"] / 2).floor_().clamp_(max=CAP * size["D"]).long()
     none = torch.rand(nodes, generator=chance) < 1 / 8
-    outdated = (owner != draw.rank) & (torch.rand(nodes, generator=chance) < 3 / 4)
-    degrees.masked_fill_(none | outdated, 0)
+    unknown = (owner != draw.rank) & (torch.rand(nodes, generator=chance) < 3 / 4)
+    degrees.masked_fill_(none | unknown, 0)
     pointers = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
     places = torch.rand(int(pointers[-1]), generator=chance, dtype=torch.float64).square_().mul_(nodes).long()
     columns = torch.randperm(nodes, generator=draw.shared("popularity"))[places]
@@ -211,7 +211,7 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"V": 211, "D": 5, "S": 13, "first": 3, "second": 2}),
         "default": Size("default", {"V": 10000, "D": 16, "S": 128, "first": 10, "second": 5}),
         "odd": Size("odd", {"V": 9973, "D": 11, "S": 97, "first": 7, "second": 4}),
-        # 300 MB of edges and 160 MB of pointers and owners per rank at W = 8; about a million edges are sampled.
+        # 700 MB of edges and 160 MB of pointers and owners per rank at W = 8; about a million edges are sampled.
         "large": Size("large", {"V": 10_000_000, "D": 30, "S": 16384, "first": 15, "second": 5}),
         "upstream": Size("upstream", {"V": 10000, "D": 16, "S": 512, "first": 10, "second": 5}),
     },
