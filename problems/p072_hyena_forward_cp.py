@@ -164,8 +164,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"B": 2, "C": 12, "N": 7}),
         "default": Size("default", {"B": 1, "C": 128, "N": 128}),
         "odd": Size("odd", {"B": 2, "C": 60, "N": 127}),
-        # Three signals of 512 MiB in bf16 on a rank.
-        "large": Size("large", {"B": 4, "C": 4096, "N": 8192}),
+        # Three signals of 128 MiB in bf16 in and one out on a rank, filters of 1 GiB.
+        "large": Size("large", {"B": 1, "C": 4096, "N": 8192}),
         "upstream": Size("upstream", {"B": 1, "C": 1024, "N": 1024}),
     },
     # Round-offs of a transform add up once per level, some 10 to 20 of them, and partly cancel.

@@ -145,8 +145,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"B": 2, "S": 13, "H": 3, "K": 12}),
         "default": Size("default", {"B": 1, "S": 64, "H": 4, "K": 64}),
         "odd": Size("odd", {"B": 1, "S": 61, "H": 3, "K": 52}),
-        # Five tensors of 512 MiB in bf16 in and one out on a rank.
-        "large": Size("large", {"B": 4, "S": 16384, "H": 32, "K": 128}),
+        # Four tensors of 128 MiB in bf16 in and one out on a rank.
+        "large": Size("large", {"B": 2, "S": 8192, "H": 32, "K": 128}),
         "upstream": Size("upstream", {"B": 1, "S": 64, "H": 16, "K": 128}),
     },
     make_inputs=make_inputs,

@@ -119,8 +119,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"B": 2, "S": 13, "H": 4, "K": 12, "V": 20}),
         "default": Size("default", {"B": 1, "S": 64, "H": 8, "K": 32, "V": 64}),
         "odd": Size("odd", {"B": 1, "S": 61, "H": 6, "K": 36, "V": 52}),
-        # 1 GiB of values and as much of outputs in bf16 on a rank.
-        "large": Size("large", {"B": 4, "S": 8192, "H": 32, "K": 256, "V": 512}),
+        # 256 MiB of values and as much of outputs in bf16 on a rank.
+        "large": Size("large", {"B": 1, "S": 8192, "H": 32, "K": 256, "V": 512}),
         "upstream": Size("upstream", {"B": 1, "S": 64, "H": 6, "K": 256, "V": 512}),
     },
     make_inputs=make_inputs,
