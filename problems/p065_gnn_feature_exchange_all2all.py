@@ -101,8 +101,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"R": 11, "D": 7}),
         "default": Size("default", {"R": 1024, "D": 128}),
         "odd": Size("odd", {"R": 997, "D": 129}),
-        # 400 MB of features and 540 MB of output in bf16 per rank at W = 8.
-        "large": Size("large", {"R": 131072, "D": 256}),
+        # 200 MB of features and 270 MB of output in bf16 per rank at W = 8.
+        "large": Size("large", {"R": 65536, "D": 256}),
         # The public shape on 4 ranks; there R = 1024 / W, at least 64.
         "upstream": Size("upstream", {"R": 256, "D": 128}),
     },

@@ -82,8 +82,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"L": 53, "D": 7, "V": 211}),
         "default": Size("default", {"L": 4096, "D": 128, "V": 100003}),
         "odd": Size("odd", {"L": 3001, "D": 129, "V": 99991}),
-        # 540 MB of pairs in bf16 per rank.
-        "large": Size("large", {"L": 2_000_000, "D": 128, "V": 111_000_000}),
+        # 270 MB of pairs in bf16 per rank.
+        "large": Size("large", {"L": 1_000_000, "D": 128, "V": 111_000_000}),
         "upstream": Size("upstream", {"L": 1024, "D": 128, "V": 100000}),
     },
     # Rows are copied.

@@ -99,8 +99,8 @@ SIZES = {
     "tiny": Size("tiny", {"V": 211, "D": 24, "Q": 61}),
     "default": Size("default", {"V": 16381, "D": 128, "Q": 2048}),
     "odd": Size("odd", {"V": 9973, "D": 129, "Q": 1999}),
-    # 2 GiB of table per rank in bf16 at W = 8, 270 MB of output.
-    "large": Size("large", {"V": 33554393, "D": 256, "Q": 524288}),
+    # 540 MB of table per rank in bf16 at W = 8, 130 MB of output.
+    "large": Size("large", {"V": 8388593, "D": 256, "Q": 262144}),
     # 57 GB of table in bf16 over all ranks.
     "upstream": Size("upstream", {"V": 111_000_000, "D": 256, "Q": 20000}),
 }

@@ -193,8 +193,8 @@ PROBLEM = Problem(
         "tiny": Size("tiny", {"B": 7, "F": 2, "N": 5}),
         "default": Size("default", {"B": 512, "F": 4, "N": 16}),
         "odd": Size("odd", {"B": 509, "F": 3, "N": 13}),
-        # 110 MB of lengths and 730 MB of ids per rank at W = 8.
-        "large": Size("large", {"B": 65536, "F": 26, "N": 8}),
+        # 55 MB of lengths and 370 MB of ids per rank at W = 8.
+        "large": Size("large", {"B": 32768, "F": 26, "N": 8}),
         # The public F is that of 3, 6, .. ranks; its lengths are 12.5 on average.
         "upstream": Size("upstream", {"B": 512, "F": 2, "N": 13}),
     },
