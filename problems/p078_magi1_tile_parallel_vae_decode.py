@@ -67,15 +67,10 @@ def _overlap(draw: Draw, name: str, axes: list[tuple[int, int]]) -> float:
 
 def reference(
     z: torch.Tensor,
-    tile_latent_min_length: int,
-    tile_latent_min_height: int,
-    tile_latent_min_width: int,
-    spatial_tile_overlap_factor: float,
-    temporal_tile_overlap_factor: float,
-    spatial_upsample: int,
-    temporal_upsample: int,
-    sr_ratio: int = 1,
-    first_frame_as_image: bool = False,
+    tile_latent_min_length: int, tile_latent_min_height: int, tile_latent_min_width: int,
+    spatial_tile_overlap_factor: float, temporal_tile_overlap_factor: float,
+    spatial_upsample: int, temporal_upsample: int,
+    sr_ratio: int = 1, first_frame_as_image: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """The decoded video; each rank decodes and blends its own tiles."""
@@ -119,10 +114,7 @@ def decode(z: torch.Tensor, span: Span, ups: list[int]) -> torch.Tensor:
 
 
 def exchanged(
-    tiles: list[torch.Tensor],
-    shapes: dict[Place, list[int]],
-    owned: list[list[Place]],
-    like: torch.Tensor,
+    tiles: list[torch.Tensor], shapes: dict[Place, list[int]], owned: list[list[Place]], like: torch.Tensor,
     group: dist.ProcessGroup | None,
 ) -> dict[Place, torch.Tensor]:
     """All ranks' tiles, [B, 3, *shape], from each rank's own."""
