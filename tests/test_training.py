@@ -102,6 +102,61 @@ def test_rewarding_needs_no_trainer() -> None:
     assert done.stdout.strip() == ""
 
 
+SCRIPT = """
+import json, sys
+import torch
+from transformers import Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import add_response_schema, qwen3_chat_template
+from training import tiny
+from training.settings import KernelArguments
+from training.spec import KernelSpec
+
+def call(code):
+    return "<tool_call>\\n" + json.dumps({"name": "submit", "arguments": {"code": code}}) + "\\n</tool_call><|im_end|>"
+
+wrong, right = sys.argv[1:3]
+turns = [[call(wrong), "I will not.<|im_end|>"], [call(right)], [call(right)], ["Done.<|im_end|>"]]
+
+class Scripted(Qwen2ForCausalLM):
+    def generate(self, input_ids=None, **_):
+        answers = [words(text, add_special_tokens=False).input_ids for text in turns.pop(0)]
+        longest = max(map(len, answers))
+        filled = [answer + [words.pad_token_id] * (longest - len(answer)) for answer in answers]
+        return torch.cat([input_ids, torch.tensor(filled)], dim=1)
+
+words = tiny.tokenizer([wrong, right])
+words.chat_template = qwen3_chat_template
+words = add_response_schema(words)
+model = tiny.model(words, hidden=32, layers=1)
+model.__class__ = Scripted
+spec = KernelSpec(KernelArguments(problems=["allreduce"], size="tiny", pairs=0, trials=1, store=""), max_turns=2)
+config = GRPOConfig(
+    output_dir=sys.argv[3], max_steps=1, per_device_train_batch_size=2, num_generations=2, max_completion_length=4096,
+    max_tool_calling_iterations=4, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+    save_strategy="no", logging_steps=1, disable_tqdm=True,
+)
+trainer = GRPOTrainer(
+    model=model, processing_class=words, args=config, train_dataset=spec.train_dataset,
+    environment_factory=spec.environment_factory, reward_funcs=spec.reward_funcs,
+)
+trainer.train()
+print(json.dumps(trainer.state.log_history[0]))
+"""
+
+
+def test_a_model_that_calls_tools_tries_again_until_its_turns_are_over(tmp_path: Path) -> None:
+    """A scripted model in the real trainer: wrong, then right, then over; the other sample of the group never calls."""
+    pytest.importorskip("trl")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, WRONG, GOOD, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["reward"] == pytest.approx(0.0)  # best of -0.8 and 1.0, and -1.0 for who submits nothing
+    assert (told["kernels/attempts"], told["kernels/correct"], told["kernels/unscored"]) == (1.5, 0.5, 0.0)
+
+
 def run(module: str, *arguments: object) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", f"training.{module}", *map(str, arguments)]
