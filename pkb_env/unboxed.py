@@ -1,12 +1,14 @@
-"""Runs a function on W real ranks: forked processes, gloo, a file store, one OpenMP thread each.
+"""Runs a trusted function on W real ranks without a box: forked processes, gloo, a file store, one OpenMP thread each.
 
 The fork server imports torch once and runs no operation, so that a rank starts in milliseconds and forks safely.
+Not here: candidates, which run in boxes only (`boxes`); what is done with the answers (`trial`).
 """
 
 from __future__ import annotations
 
 import io
 import os
+import resource
 import tempfile
 import traceback
 import warnings
@@ -23,11 +25,13 @@ import torch
 import torch.distributed as dist
 
 import problems
+from pkb_env.errors import HarnessError
 
 _CONTEXT = get_context("forkserver")
+_PRELOADED = ["torch", "torch.distributed", "pkb_env.unboxed", "__main__"]
 
 
-class RankFailed(AssertionError):
+class RankFailed(HarnessError):
     """A rank raised, died or did not answer in time."""
 
 
@@ -38,18 +42,20 @@ class ReferenceRun:
     output: Any
     args: tuple[Any, ...]
     """Its arguments after the call."""
+    peak_bytes: int
+    """Most memory that the rank ever had."""
 
 
 def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[Any]:
     """`function(*args[r])` on each rank r of len(args), inside an initialised default group; results in rank order.
 
-    The function must be importable by name.  Warnings are errors on the ranks too.
+    The function must be importable by name.  Warnings are errors on the ranks.
 
     Raises:
         RankFailed: a rank raised (with its traceback), died, or has not answered at the deadline.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
-    _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         ends, processes = [], []
         for rank, mine in enumerate(args):
@@ -69,24 +75,29 @@ def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], 
                 process.close()
 
 
-def run_reference(name: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
+def run_reference(name: str, inputs: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[ReferenceRun]:
     """The reference of a problem on len(inputs) real ranks."""
-    return run_on_ranks(_call_reference, [(name, args) for args in inputs])
+    return run_on_ranks(_call_reference, [(name, args) for args in inputs], deadline_s=deadline_s)
 
 
 def run_source(source: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
-    """The `solution` of a candidate's source on len(inputs) real ranks, without a box: for trusted sources only."""
+    """The `solution` of a candidate's source on len(inputs) real ranks: for trusted sources only."""
     return run_on_ranks(_call_source, [(source, args) for args in inputs])
 
 
 def _call_reference(name: str, args: tuple[Any, ...]) -> ReferenceRun:
-    return ReferenceRun(problems.load(name).reference(*args), args)
+    return ReferenceRun(problems.load(name).reference(*args), args, peak_memory())
 
 
 def _call_source(source: str, args: tuple[Any, ...]) -> ReferenceRun:
     names: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(source, "candidate.py", "exec"), names)  # noqa: S102  a trusted source, and running it is the point
-    return ReferenceRun(names["solution"](*args), args)
+    return ReferenceRun(names["solution"](*args), args, peak_memory())
+
+
+def peak_memory() -> int:
+    """Most bytes that this process ever had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _collect(ends: list[Connection], until: float) -> list[Any]:
@@ -123,7 +134,7 @@ def _rank_main(function: Callable[..., Any], args: bytes, rank: int, world_size:
         dist.barrier()
         dist.destroy_process_group()
         end.send((None, _pack(result)))
-    except BaseException:  # noqa: BLE001  whatever a rank raises is told to the test
+    except BaseException:  # noqa: BLE001  whatever a rank raises is told to the caller
         end.send((traceback.format_exc(), b""))
 
 
