@@ -67,9 +67,9 @@ def page(found: Sequence[Problem]) -> str:
     return f"{_HEAD}{_summary(found)}{_ladder()}\n## Problem by problem\n\n{rows}{_LEGEND}{_kin(found)}"
 
 
-def tokens(text: str) -> int:
-    """Pieces of a text before a tokenizer looks them up: rather a lower bound of its tokens."""
-    return len(_PIECE.findall(text))
+def pieces(text: str) -> list[str]:
+    """What common tokenizers cut a text into before they look it up; each piece becomes one token or more."""
+    return _PIECE.findall(text)
 
 
 def _ladder() -> str:
@@ -101,7 +101,7 @@ def _cells(problem: Problem) -> list[str]:
     points = rungs.points(problem)
     return [
         str(problem.number), problem.slug, problem.family, problem.parallelism, ", ".join(problem.collectives), problem.origin,
-        problem.split, str(points.rung), str(points), str(len(prompt)), str(tokens(prompt)), _extents(problem.size("default")),
+        problem.split, str(points.rung), str(points), str(len(prompt)), str(len(pieces(prompt))), _extents(problem.size("default")),
         _extents(problem.size("large")), _bytes(cost.wire_bytes), _bytes(cost.memory_bytes), _amount(cost.flops),
     ]  # fmt: skip
 

@@ -360,18 +360,19 @@ def test_a_shape_that_is_too_heavy_gives_way() -> None:
 
 
 def test_lazy_answers_pass_upstream_and_are_refused_here(tmp_path: Path) -> None:
-    done = pkb_bench("lazy", "--problems", "allreduce", "--problem", "allgather", "--trials", "2", "--out", str(tmp_path))
+    both = ("--problems", "allreduce", "--problem", "allgather")
+    done = pkb_bench("lazy", *both, "--trials", "2", "-s", "tiny", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lazy.md").read_text(encoding="utf-8") == done.stdout
     told = json.loads((tmp_path / "lazy.json").read_text(encoding="utf-8"))
-    assert told["command"] == f"pkb bench lazy --problem allreduce --problem allgather --trials 2 --out {tmp_path}"
+    assert told["command"] == f"pkb bench lazy --problem allreduce --problem allgather --trials 2 --size tiny --out {tmp_path}"
     assert set(told["counts"]) == {*KINDS, lazy.ANY}
     assert told["counts"]["rank only"] == {
         "upstream, public check": 2, "upstream, judge": 2, "hardened, public check": 0, "hardened, judge": 0,
     }  # fmt: skip
     assert all(not row["judge"] and row["trials"] == 1 for row in told["rows"] if row["profile"] == "hardened")
     assert told["peak_bytes"] >= max(row["rank_bytes"] for row in told["rows"]) > 1 << 20
-    assert re.search(r"(?m)^lazy 4/4: hardened allgather \(default\), \d", done.stderr)
+    assert re.search(r"(?m)^lazy 4/4: hardened allgather \(tiny\), \d", done.stderr)
 
 
 def test_a_strange_number_of_slots_is_one_line() -> None:

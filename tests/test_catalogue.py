@@ -12,6 +12,8 @@ from typing import Any
 
 import gymnasium
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import problems
 from pkb_env import catalogue
@@ -62,16 +64,23 @@ def test_the_page_has_every_problem_once_and_counts_them() -> None:
         assert counted[f"rung {number}"] == [*(str(count or "") for count in counts), str(len(found))]
 
 
-def test_pieces_are_counted_without_loss() -> None:
-    text = "def solution(x_1):\n    return  12345 + µ.sum()\n"
-    assert catalogue.tokens("") == 0
-    assert catalogue.tokens("two words") == 2
-    assert catalogue.tokens("12345") == 2
-    assert catalogue.tokens(text) == sum(map(catalogue.tokens, re.findall(r"\s*\S+\s*", text))) - 1
+@given(st.text())
+def test_pieces_make_up_the_text(text: str) -> None:
+    assert "".join(catalogue.pieces(text)) == text
+
+
+def test_pieces_by_hand() -> None:
+    found = catalogue.pieces("return x_1 + 12345.0")
+    assert found == ["return", " x", "_", "1", " +", " ", "123", "45", ".", "0"]
 
 
 def test_kin_share_a_split() -> None:
     assert kinship.torn() == {}
+
+
+def test_torn_kin_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinship, "KIN", {"planted": (1, 10, 86), "whole": (1, 2)})
+    assert kinship.torn() == {"planted": {1: "train", 10: "test", 86: "test"}}
 
 
 def test_kin_are_problems_and_of_one_family_each() -> None:
