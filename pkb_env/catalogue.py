@@ -101,8 +101,9 @@ def _cells(problem: Problem) -> list[str]:
     points = rungs.points(problem)
     return [
         str(problem.number), problem.slug, problem.family, problem.parallelism, ", ".join(problem.collectives), problem.origin,
-        problem.split, str(points.rung), str(points), str(len(prompt)), str(len(pieces(prompt))), _extents(problem.size("default")),
-        _extents(problem.size("large")), _bytes(cost.wire_bytes), _bytes(cost.memory_bytes), _amount(cost.flops),
+        problem.split, str(points.rung), str(points), str(len(prompt)), str(len(pieces(prompt))),
+        _extents(problem.size("default")), _extents(problem.size("large")),
+        _bytes(cost.wire_bytes), _bytes(cost.memory_bytes), _amount(cost.flops),
     ]  # fmt: skip
 
 

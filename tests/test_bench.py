@@ -23,12 +23,12 @@ from verdicts import example, timed
 from pkb_env import backends
 from pkb_env.bench import examples, latency, lazy, null, texts, throughput
 from pkb_env.bench.examples_run import Plan as ExamplesPlan
+from pkb_env.bench.lazy_run import ANSWERS
 from pkb_env.bench.lazy_run import Plan as LazyPlan
 from pkb_env.bench.null_run import Notebook, Plan, take
 from pkb_env.config import EvalConfig
 from pkb_env.errors import UsageError
 from pkb_env.evaluator import Evaluator
-from pkb_env.lazy import KINDS
 from pkb_env.load import Meter, Others
 from pkb_env.problem_set import problem_set
 from pkb_env.submission import Candidate, Submission, read
@@ -323,9 +323,9 @@ def test_a_table_of_the_examples(tmp_path: Path) -> None:
 
 
 LAZY = (
-    lazy.Row("allreduce", "upstream", "upstream", 5, public=("zeros", lazy.TRUE)),
-    lazy.Row("allgather", "upstream", "tiny", 5, judge=("zeros",), public=("zeros", "ones")),
-    lazy.Row("allreduce", "hardened", "default", 1, not_made={"ones": "ValueError: a | b"}),
+    lazy.Row("allreduce", "upstream", "upstream", 5, (lazy.RIGHT,), ("zeros", lazy.TRUE, lazy.RIGHT)),
+    lazy.Row("allgather", "upstream", "tiny", 5, ("zeros", lazy.RIGHT), ("zeros", "ones")),
+    lazy.Row("allreduce", "hardened", "default", 1, (lazy.RIGHT,), (lazy.RIGHT,), {"ones": "ValueError: a | b"}),
     lazy.Row("allgather", "hardened", "default", 0, failed="RankFailed: late"),
 )
 LAZY_TOLD = {**TOLD, "command": "pkb bench lazy", "trials": 5, "seconds": 1.6, "peak_bytes": 3 << 20, "dtype": "float32"}
@@ -333,9 +333,9 @@ LAZY_TOLD = {**TOLD, "command": "pkb bench lazy", "trials": 5, "seconds": 1.6, "
 
 def test_lazy_answers_are_counted_by_hand() -> None:
     columns = [(profile, check) for profile in ("upstream", "hardened") for check in ("public check", "judge")]
-    found = lazy.counts(LAZY, ("zeros", "ones", lazy.TRUE))
+    found = lazy.counts(LAZY, ("zeros", "ones", lazy.TRUE, lazy.RIGHT))
     assert {kind: [count[column] for column in columns] for kind, count in found.items()} == {
-        "zeros": [2, 1, 0, 0], "ones": [1, 0, 0, 0], lazy.TRUE: [1, 0, 0, 0], lazy.ANY: [2, 1, 0, 0],
+        "zeros": [2, 1, 0, 0], "ones": [1, 0, 0, 0], lazy.TRUE: [1, 0, 0, 0], lazy.RIGHT: [1, 2, 1, 1], lazy.ANY: [2, 1, 0, 0],
     }  # fmt: skip
 
 
@@ -344,9 +344,10 @@ def test_the_page_of_lazy_answers() -> None:
     lines = text.splitlines()
     assert lines[0] == "# Lazy answers on a machine"
     assert lines[4].endswith("2 ranks, 5 trials; took 2 s and at most 3 MiB in one process.")
-    assert "| lazy answer | upstream, public check, of 2 | upstream, judge, of 2 | hardened, public check, of 1 |" in lines[6]
+    assert "| answer | upstream, public check, of 2 | upstream, judge, of 2 | hardened, public check, of 1 |" in lines[6]
     assert "| zeros | 2 | 1 | 0 | 0 |" in lines
     assert "| allgather | upstream | zeros, ones | zeros |" in lines
+    assert "| allgather | upstream | refuses |  |" in lines
     assert "| allreduce | hardened | ones | ValueError: a \\| b |" in lines
     assert "| allgather | hardened | all | RankFailed: late |" in lines
     assert "`upstream` has upstream, but where that is too heavy for a CPU: allgather have tiny.  `hardened` has default" in text
@@ -366,11 +367,12 @@ def test_lazy_answers_pass_upstream_and_are_refused_here(tmp_path: Path) -> None
     assert (tmp_path / "lazy.md").read_text(encoding="utf-8") == done.stdout
     told = json.loads((tmp_path / "lazy.json").read_text(encoding="utf-8"))
     assert told["command"] == f"pkb bench lazy --problem allreduce --problem allgather --trials 2 --size tiny --out {tmp_path}"
-    assert set(told["counts"]) == {*KINDS, lazy.ANY}
+    assert set(told["counts"]) == {*ANSWERS, lazy.ANY}
     assert told["counts"]["rank only"] == {
         "upstream, public check": 2, "upstream, judge": 2, "hardened, public check": 0, "hardened, judge": 0,
     }  # fmt: skip
-    assert all(not row["judge"] and row["trials"] == 1 for row in told["rows"] if row["profile"] == "hardened")
+    assert set(told["counts"][lazy.RIGHT].values()) == {2}
+    assert all(row["judge"] == [lazy.RIGHT] and row["trials"] == 1 for row in told["rows"] if row["profile"] == "hardened")
     assert told["peak_bytes"] >= max(row["rank_bytes"] for row in told["rows"]) > 1 << 20
     assert re.search(r"(?m)^lazy 4/4: hardened allgather \(tiny\), \d", done.stderr)
 

@@ -13,16 +13,20 @@ from pkb_env.markdown import table
 
 TRUE = "dtype changed"
 """A right answer in a dtype that nobody asked for: no rule about values refuses it."""
-ANY = f"any but `{TRUE}`"
+RIGHT = "right answer"
+"""Not lazy: `exact`, rounded once to the dtypes of the reference.  Who refuses it refuses work that was done."""
+NOT_LAZY = frozenset({TRUE, RIGHT})
+ANY = f"any lazy one but `{TRUE}`"
 CHECKS = ("public check", "judge")
-_WORDS = frozenset({"lazy answer", "problem", "profile", "size", *CHECKS, "not made", "why"})
+_WORDS = frozenset({"answer", "problem", "profile", "size", *CHECKS, "not made", "why"})
 _LEGEND = """\
-- a lazy answer counts for a problem when every rank's outputs hold in each of the trials, which end once all but {true}
-  are refused
+- an answer counts for a problem when every rank's outputs hold in each of the trials, which end once {true} and {right} alone
+  are left
 - public check: |reference - answer| <= 0.01 + 0.01 * |answer| for every element, whatever the dtype; judge: that of this
   environment, which looks at outputs only here; arguments that must change or stay are judged besides when a candidate is
 - `upstream`: the public benchmark's inputs; `hardened`: those that `pkb eval` and the environment draw unless told otherwise.
   Both are in {dtype} here; the public benchmark runs in bfloat16
+- {right}: not lazy, but what a perfect kernel gives: the exact values, rounded once; who refuses it refuses work that was done
 - {true}: right values in a dtype that was not asked for, so every rule that is about values alone takes it
 - sizes: {sizes}
 """
@@ -36,7 +40,7 @@ class Row:
     profile: str
     size: str
     trials: int
-    """How many were made: none after all but `TRUE` had been refused."""
+    """How many were made: none after all but `NOT_LAZY` had been refused."""
     judge: tuple[str, ...] = ()
     """Kinds that the judge took in every trial."""
     public: tuple[str, ...] = ()
@@ -59,7 +63,7 @@ Count = dict[tuple[str, str], int]
 
 
 def counts(rows: Sequence[Row], kinds: Sequence[str]) -> dict[str, Count]:
-    """For every kind, and for `ANY`, how many problems it gets past each check."""
+    """For every kind, and for `ANY`, how many problems pass each check."""
     profiles = tuple(dict.fromkeys(row.profile for row in rows))
     columns = [(profile, check) for profile in profiles for check in CHECKS]
     found = {
@@ -68,7 +72,7 @@ def counts(rows: Sequence[Row], kinds: Sequence[str]) -> dict[str, Count]:
         for kind in kinds
     }  # fmt: skip
     found[ANY] = {
-        (profile, check): sum(bool(set(row.passing(check)) - {TRUE}) for row in rows if row.profile == profile)
+        (profile, check): sum(bool(set(row.passing(check)) - NOT_LAZY) for row in rows if row.profile == profile)
         for profile, check in columns
     }
     return found
@@ -87,8 +91,8 @@ def markdown(rows: Sequence[Row], kinds: Sequence[str], told: Mapping[str, Any])
         f"torch {told['torch']}, {told['date']}, {told['world_size']} ranks, {told['trials']} trials; "
         f"took {told['seconds']:.0f} s and at most {told['peak_bytes'] / 2**20:.0f} MiB in one process.\n"
     )
-    legend = _LEGEND.format(dtype=told["dtype"], true=f"`{TRUE}`", sizes=sizes(rows))
-    return f"{head}\n{where}\n{summary(rows, kinds)}\n{legend}{_which(rows)}{_troubles(rows)}"
+    legend = _LEGEND.format(dtype=told["dtype"], true=f"`{TRUE}`", right=f"`{RIGHT}`", sizes=sizes(rows))
+    return f"{head}\n{where}\n{summary(rows, kinds)}\n{legend}{_which(rows)}{_wronged(rows)}{_troubles(rows)}"
 
 
 def summary(rows: Sequence[Row], kinds: Sequence[str]) -> str:
@@ -96,7 +100,7 @@ def summary(rows: Sequence[Row], kinds: Sequence[str]) -> str:
     found = counts(rows, kinds)
     columns = list(next(iter(found.values())))
     tried = [sum(row.profile == profile and not row.failed for row in rows) for profile, _ in columns]
-    heads = ["lazy answer", *(f"{profile}, {check}, of {n}" for (profile, check), n in zip(columns, tried, strict=True))]
+    heads = ["answer", *(f"{profile}, {check}, of {n}" for (profile, check), n in zip(columns, tried, strict=True))]
     return table(heads, [[kind, *(str(count[column]) for column in columns)] for kind, count in found.items()], _WORDS)
 
 
@@ -116,10 +120,18 @@ def sizes(rows: Sequence[Row]) -> str:
 
 def _which(rows: Sequence[Row]) -> str:
     lines = [
-        [row.problem, row.profile, *(", ".join(kind for kind in row.passing(check) if kind != TRUE) for check in CHECKS)]
-        for row in rows if (set(row.public) | set(row.judge)) - {TRUE}
+        [row.problem, row.profile, *(", ".join(kind for kind in row.passing(check) if kind not in NOT_LAZY) for check in CHECKS)]
+        for row in rows if (set(row.public) | set(row.judge)) - NOT_LAZY
     ]  # fmt: skip
-    return f"\n## What passes (besides `{TRUE}`)\n\n{table(('problem', 'profile', *CHECKS), lines, _WORDS)}" if lines else ""
+    return f"\n## What passes\n\n{table(('problem', 'profile', *CHECKS), lines, _WORDS)}" if lines else ""
+
+
+def _wronged(rows: Sequence[Row]) -> str:
+    lines = [
+        [row.problem, row.profile, *("" if RIGHT in row.passing(check) else "refuses" for check in CHECKS)]
+        for row in rows if not row.failed and not all(RIGHT in row.passing(check) for check in CHECKS)
+    ]  # fmt: skip
+    return f"\n## Where the right answer is refused\n\n{table(('problem', 'profile', *CHECKS), lines, _WORDS)}" if lines else ""
 
 
 def _troubles(rows: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pkb_env.bench.lazy import CHECKS, TRUE, Row
+from pkb_env.bench.lazy import CHECKS, NOT_LAZY, RIGHT, Row
 from pkb_env.lazy import KINDS, Case
 from pkb_env.trial import Trial, tried
 from pkb_env.unboxed import RankFailed
@@ -21,6 +21,8 @@ _MOST_BYTES = 64 << 20
 """Least work and least memory of a rank above which a shape is too heavy for a CPU."""
 _ITEMSIZE = 4
 _WHY_CHARS = 200
+ANSWERS: dict[str, Callable[[Case], list[Any]]] = {**KINDS, RIGHT: lambda case: case.right}
+"""What is given to the judge, in the order of the table."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,22 @@ def take(plan: Plan, heard: Callable[[Row], None] = lambda _: None) -> list[Row]
 
 def _row(plan: Plan, problem: Problem, profile: str) -> Row:
     size = plan.size_of(problem, profile)
-    alive, not_made, peak, done = {check: set(KINDS) for check in CHECKS}, dict[str, str](), 0, 0
-    while done < plan.trials and set().union(*alive.values()) - {TRUE}:
+    alive, not_made, peak, done = {check: set(ANSWERS) for check in CHECKS}, dict[str, str](), 0, 0
+    while done < plan.trials and set().union(*alive.values()) - NOT_LAZY:
         try:
             trial = tried(problem, plan.world_size, size=size, trial=done, profile=profile, deadline_s=plan.deadline_s)
             _refuse(trial, alive, not_made)
         except (RankFailed, RuntimeError, ValueError) as error:
             return Row(problem.slug, profile, size, done, failed=_said(error))
         peak, done = max([peak, *(run.peak_bytes for run in trial.runs)]), done + 1
-    kept = {check: tuple(kind for kind in KINDS if kind in kinds) for check, kinds in alive.items()}
+    kept = {check: tuple(kind for kind in ANSWERS if kind in kinds) for check, kinds in alive.items()}
     return Row(problem.slug, profile, size, done, kept["judge"], kept["public check"], not_made, rank_bytes=peak)
 
 
 def _refuse(trial: Trial, alive: dict[str, set[str]], not_made: dict[str, str]) -> None:
     """Take away what one trial refuses; what cannot be made is refused too."""
     case = Case(trial.problem, trial.inputs, trial.other_inputs, trial.exact)
-    for kind, make in KINDS.items():
+    for kind, make in ANSWERS.items():
         asked = [check for check in CHECKS if kind in alive[check]]
         try:
             answer = make(case) if asked else []

@@ -38,9 +38,8 @@ def lazy(
         from dataclasses import asdict
 
         from pkb_env.bench.lazy import counts, markdown
-        from pkb_env.bench.lazy_run import Plan, take
+        from pkb_env.bench.lazy_run import ANSWERS, Plan, take
         from pkb_env.cli import bench_report
-        from pkb_env.lazy import KINDS
         from pkb_env.problem_set import fitting, problem_set
 
         profiles = tuple(dict.fromkeys(profile or ("upstream", "hardened")))
@@ -54,10 +53,10 @@ def lazy(
             "world_size": world_size, "trials": trials, "dtype": "float32", "rows": [asdict(row) for row in rows],
             "counts": {
                 kind: {f"{profile}, {check}": number for (profile, check), number in count.items()}
-                for kind, count in counts(rows, tuple(KINDS)).items()
+                for kind, count in counts(rows, tuple(ANSWERS)).items()
             },
         }  # fmt: skip
-        text = markdown(rows, tuple(KINDS), told)
+        text = markdown(rows, tuple(ANSWERS), told)
         bench_report.publish(told, out, as_json, lambda _: typer.echo(text, nl=False))
         if out is not None:
             (out / "lazy.md").write_text(text, encoding="utf-8")
