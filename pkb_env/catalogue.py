@@ -98,7 +98,7 @@ def _counts(name: str, counts: list[int]) -> list[str]:
 def _cells(problem: Problem) -> list[str]:
     cost = problem.cost(problem.size("default"), _WORLD, _ITEMSIZE)
     prompt = task_prompt(problem, Submission("", problem.slug, world_size=_WORLD))
-    points = rungs.points(problem)
+    points = rungs.facts(problem).points
     return [
         str(problem.number), problem.slug, problem.family, problem.parallelism, ", ".join(problem.collectives), problem.origin,
         problem.split, str(points.rung), str(points), str(len(prompt)), str(len(pieces(prompt))),

@@ -65,27 +65,61 @@ class Points:
         return f"{'+'.join(map(str, astuple(self)))} = {self.total}"
 
 
-def points(problem: Problem) -> Points:
+@dataclass(frozen=True)
+class Facts:
+    """What the points are given for."""
+
+    statements: int
+    places: int
+    """Where torch.distributed moves data."""
+    bits: bool
+    """Whether outputs are compared bit for bit."""
+    intensity: float
+    """Operations per byte of memory."""
+    uneven: bool
+    dynamic: bool
+
+    @property
+    def points(self) -> Points:
+        return Points(
+            length=_passed(self.statements, _LENGTHS),
+            calls=_passed(self.places, _CALLS),
+            maths=0 if self.bits else 1 + (self.intensity >= _INTENSE),
+            uneven=int(self.uneven),
+            dynamic=int(self.dynamic),
+        )
+
+    def __str__(self) -> str:
+        maths = "bit for bit" if self.bits else f"{self.intensity:.2g} operations per byte"
+        return (
+            f"{self.statements} statements, {self.places} that communicate, {maths}, "
+            f"{'uneven' if self.uneven else 'even'} arguments, {'sizes' if self.dynamic else 'no sizes'} out of tensors"
+        )
+
+
+def facts(problem: Problem) -> Facts:
     """Of one problem, whose file is read and whose inputs are drawn at size `tiny`."""
-    return _points(problem.slug)
+    return _facts(problem.slug)
 
 
 def rung(problem: Problem) -> int:
     """The rung of one problem, 1 to 5."""
-    return points(problem).rung
+    return facts(problem).points.rung
 
 
 @cache
-def _points(slug: str) -> Points:
+def _facts(slug: str) -> Facts:
     problem = load(slug)
     statements = bare(problem)
     nodes = [node for statement in statements for node in ast.walk(statement)]
-    return Points(
-        length=_passed(sum(isinstance(node, ast.stmt) for node in nodes), _LENGTHS),
-        calls=_passed(_places(statements), _CALLS),
-        maths=_maths(problem),
-        uneven=int(_uneven(problem)),
-        dynamic=int(any(isinstance(node, ast.Attribute) and node.attr in _READS for node in nodes)),
+    cost = problem.cost(problem.size("default"), 2, 4)
+    return Facts(
+        statements=sum(isinstance(node, ast.stmt) for node in nodes),
+        places=_places(statements),
+        bits=problem.tolerance.bits,
+        intensity=cost.flops / cost.memory_bytes,
+        uneven=_uneven(problem),
+        dynamic=any(isinstance(node, ast.Attribute) and node.attr in _READS for node in nodes),
     )
 
 
@@ -109,13 +143,6 @@ def _places(statements: list[ast.stmt]) -> int:
 def _moves(node: ast.Attribute) -> bool:
     """Whether this names a collective; on one line it may have two names, for two versions of torch."""
     return node.attr in _MOVES and ast.unparse(node.value) == "dist"
-
-
-def _maths(problem: Problem) -> int:
-    if problem.tolerance.bits:
-        return 0
-    cost = problem.cost(problem.size("default"), 2, 4)
-    return 1 + (cost.flops >= _INTENSE * cost.memory_bytes)
 
 
 def _uneven(problem: Problem) -> bool:

@@ -116,11 +116,22 @@ def test_the_ladder_holds_every_problem_once() -> None:
     ladder = problems.ladder()
     assert tuple(ladder) == rungs.RUNGS
     assert sorted(p.number for found in ladder.values() for p in found) == [p.number for p in EVERY]
-    assert all(rungs.points(p).rung == number for number, found in ladder.items() for p in found)
+    assert all(rungs.facts(p).points.rung == number for number, found in ladder.items() for p in found)
 
 
 def test_every_rung_can_be_trained_on() -> None:
     assert all(problem_set(f"train/rung-{number}") for number in rungs.RUNGS)
+
+
+def test_every_reference_communicates() -> None:
+    """Else the list of collectives lacks one."""
+    assert [p.slug for p in EVERY if rungs.facts(p).places < 1] == []
+
+
+def test_facts_by_hand() -> None:
+    facts = rungs.facts(problems.load("allreduce"))
+    assert facts == rungs.Facts(4, 1, bits=False, intensity=131072 / (2 << 20), uneven=False, dynamic=False)
+    assert str(facts) == "4 statements, 1 that communicate, 0.062 operations per byte, even arguments, no sizes out of tensors"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +146,7 @@ def test_every_rung_can_be_trained_on() -> None:
     ],
 )
 def test_points_by_hand(name: str, points: rungs.Points) -> None:
-    assert rungs.points(problems.load(name)) == points
+    assert rungs.facts(problems.load(name)).points == points
 
 
 @pytest.mark.parametrize(("total", "rung"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3), (5, 4), (6, 4), (7, 5), (9, 5)])
