@@ -28,7 +28,7 @@ class Trial:
 
     def judge(self, candidate: list[Any]) -> list[Comparison]:
         """Outputs of all ranks, compared."""
-        return compare(self.problem, trial=0, exact=self.exact, reference=self._outputs, candidate=candidate)
+        return compare(self.problem, trial=0, exact=self.exact, reference=self.outputs, candidate=candidate)
 
     def judge_arguments(self, after: list[tuple[Any, ...]]) -> list[Comparison]:
         """Arguments of all ranks after the call, compared."""
@@ -43,10 +43,11 @@ class Trial:
 
     def public(self, candidate: list[Any]) -> bool:
         """Whether the public benchmark's rule accepts the outputs of every rank."""
-        return public_rule(self._outputs, candidate)
+        return public_rule(self.outputs, candidate)
 
     @property
-    def _outputs(self) -> list[Any]:
+    def outputs(self) -> list[Any]:
+        """What the reference gave on every rank."""
         return [run.output for run in self.runs]
 
 

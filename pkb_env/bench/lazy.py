@@ -14,19 +14,21 @@ from pkb_env.markdown import table
 TRUE = "dtype changed"
 """A right answer in a dtype that nobody asked for: no rule about values refuses it."""
 RIGHT = "right answer"
-"""Not lazy: `exact`, rounded once to the dtypes of the reference.  Who refuses it refuses work that was done."""
-NOT_LAZY = frozenset({TRUE, RIGHT})
+"""`exact`, rounded once to the dtypes of the reference: what a perfect kernel gives."""
+REFERENCE = "reference itself"
+NOT_LAZY = frozenset({TRUE, RIGHT, REFERENCE})
 ANY = f"any lazy one but `{TRUE}`"
 CHECKS = ("public check", "judge")
 _WORDS = frozenset({"answer", "problem", "profile", "size", *CHECKS, "not made", "why"})
 _LEGEND = """\
-- an answer counts for a problem when every rank's outputs hold in each of the trials, which end once {true} and {right} alone
-  are left
+- an answer counts for a problem when every rank's outputs hold in each of the trials, which end once all lazy ones but {true}
+  are refused
 - public check: |reference - answer| <= 0.01 + 0.01 * |answer| for every element, whatever the dtype; judge: that of this
   environment, which looks at outputs only here; arguments that must change or stay are judged besides when a candidate is
 - `upstream`: the public benchmark's inputs; `hardened`: those that `pkb eval` and the environment draw unless told otherwise.
   Both are in {dtype} here; the public benchmark runs in bfloat16
-- {right}: not lazy, but what a perfect kernel gives: the exact values, rounded once; who refuses it refuses work that was done
+- {right}, {reference}: not lazy; the exact values, rounded once, which a perfect kernel gives, and what the problem's reference
+  gives.  The judge measures against the first, the public check against the second
 - {true}: right values in a dtype that was not asked for, so every rule that is about values alone takes it
 - sizes: {sizes}
 """
@@ -91,7 +93,8 @@ def markdown(rows: Sequence[Row], kinds: Sequence[str], told: Mapping[str, Any])
         f"torch {told['torch']}, {told['date']}, {told['world_size']} ranks, {told['trials']} trials; "
         f"took {told['seconds']:.0f} s and at most {told['peak_bytes'] / 2**20:.0f} MiB in one process.\n"
     )
-    legend = _LEGEND.format(dtype=told["dtype"], true=f"`{TRUE}`", right=f"`{RIGHT}`", sizes=sizes(rows))
+    names = {"true": f"`{TRUE}`", "right": f"`{RIGHT}`", "reference": f"`{REFERENCE}`"}
+    legend = _LEGEND.format(dtype=told["dtype"], sizes=sizes(rows), **names)
     return f"{head}\n{where}\n{summary(rows, kinds)}\n{legend}{_which(rows)}{_wronged(rows)}{_troubles(rows)}"
 
 
@@ -128,10 +131,11 @@ def _which(rows: Sequence[Row]) -> str:
 
 def _wronged(rows: Sequence[Row]) -> str:
     lines = [
-        [row.problem, row.profile, *("" if RIGHT in row.passing(check) else "refuses" for check in CHECKS)]
-        for row in rows if not row.failed and not all(RIGHT in row.passing(check) for check in CHECKS)
+        [row.problem, row.profile, *(", ".join(x for x in (RIGHT, REFERENCE) if x not in row.passing(check)) for check in CHECKS)]
+        for row in rows if not row.failed and not {RIGHT, REFERENCE} <= set(row.public) & set(row.judge)
     ]  # fmt: skip
-    return f"\n## Where the right answer is refused\n\n{table(('problem', 'profile', *CHECKS), lines, _WORDS)}" if lines else ""
+    heads = ("problem", "profile", *(f"{check} refuses" for check in CHECKS))
+    return f"\n## What is refused although it is not lazy\n\n{table(heads, lines, heads)}" if lines else ""
 
 
 def _troubles(rows: Sequence[Row]) -> str:

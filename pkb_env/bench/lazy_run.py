@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from pkb_env.bench.lazy import CHECKS, NOT_LAZY, RIGHT, Row
+from pkb_env.bench.lazy import CHECKS, NOT_LAZY, REFERENCE, RIGHT, Row
 from pkb_env.lazy import KINDS, Case
 from pkb_env.trial import Trial, tried
 from pkb_env.unboxed import RankFailed
@@ -21,7 +22,7 @@ _MOST_BYTES = 64 << 20
 """Least work and least memory of a rank above which a shape is too heavy for a CPU."""
 _ITEMSIZE = 4
 _WHY_CHARS = 200
-ANSWERS: dict[str, Callable[[Case], list[Any]]] = {**KINDS, RIGHT: lambda case: case.right}
+ANSWERS = (*KINDS, RIGHT, REFERENCE)
 """What is given to the judge, in the order of the table."""
 
 
@@ -76,11 +77,10 @@ def _row(plan: Plan, problem: Problem, profile: str) -> Row:
 
 def _refuse(trial: Trial, alive: dict[str, set[str]], not_made: dict[str, str]) -> None:
     """Take away what one trial refuses; what cannot be made is refused too."""
-    case = Case(trial.problem, trial.inputs, trial.other_inputs, trial.exact)
-    for kind, make in ANSWERS.items():
+    for kind, make in _answers(trial).items():
         asked = [check for check in CHECKS if kind in alive[check]]
         try:
-            answer = make(case) if asked else []
+            answer = make() if asked else []
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             not_made[kind] = _said(error)
             held = set[str]()
@@ -88,6 +88,13 @@ def _refuse(trial: Trial, alive: dict[str, set[str]], not_made: dict[str, str]) 
             held = {check for check in asked if _holds(trial, answer, check)}
         for check in set(asked) - held:
             alive[check].discard(kind)
+
+
+def _answers(trial: Trial) -> dict[str, Callable[[], list[Any]]]:
+    """Each of `ANSWERS`, made when it is called."""
+    case = Case(trial.problem, trial.inputs, trial.other_inputs, trial.exact)
+    lazy = {kind: partial(make, case) for kind, make in KINDS.items()}
+    return {**lazy, RIGHT: lambda: case.right, REFERENCE: lambda: trial.outputs}
 
 
 def _holds(trial: Trial, answer: list[Any], check: str) -> bool:

@@ -53,10 +53,10 @@ def lazy(
             "world_size": world_size, "trials": trials, "dtype": "float32", "rows": [asdict(row) for row in rows],
             "counts": {
                 kind: {f"{profile}, {check}": number for (profile, check), number in count.items()}
-                for kind, count in counts(rows, tuple(ANSWERS)).items()
+                for kind, count in counts(rows, ANSWERS).items()
             },
         }  # fmt: skip
-        text = markdown(rows, tuple(ANSWERS), told)
+        text = markdown(rows, ANSWERS, told)
         bench_report.publish(told, out, as_json, lambda _: typer.echo(text, nl=False))
         if out is not None:
             (out / "lazy.md").write_text(text, encoding="utf-8")
