@@ -61,7 +61,8 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
     """One problem at a time; `reset` draws it.
 
     Args:
-        problem: a name, a list of names, a split (`train`, `validation`, `test`) or `all`; `reset` draws one of them.
+        problem: a name, a list of names, a split (`train`, `validation`, `test`), a rung (`rung-1` to `rung-5`),
+            a rung of a split (`train/rung-1`) or `all`; `reset` draws one of them.
         backend: what candidates are written in.
         world_size: number of ranks.
         topology: where the ranks live.

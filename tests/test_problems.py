@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import run_source
 from meaningless import MEANINGLESS
-from trials import make, possible, same, tried
+from trials import possible, same, tried
 
 import problems
 from pkb_env import lazy
 from pkb_env.judge import compare, public_rule, summarise
+from pkb_env.trial import make
+from pkb_env.unboxed import run_source
 from problems.base import PROFILES
 
 NAMES = problems.names()

@@ -49,10 +49,14 @@ def show(
 
 
 def _statement(problem: Problem) -> str:
+    from problems import rungs
+
+    hard = rungs.facts(problem)
     head = (sys.modules[problem.reference.__module__].__doc__ or problem.title).strip()
     facts = {
         "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
         "origin": problem.origin, "split": problem.split, "version": problem.version,
+        "rung": f"{hard.points.rung} (length + calls + maths + uneven + dynamic: {hard.points})", "difficulty": hard,
         "arguments": ", ".join(problem.arguments), "changed in place": ", ".join(problem.mutates) or "none",
     }  # fmt: skip
     return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])
