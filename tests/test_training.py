@@ -157,6 +157,83 @@ def test_a_model_that_calls_tools_tries_again_until_its_turns_are_over(tmp_path:
     assert (told["kernels/attempts"], told["kernels/correct"], told["kernels/unscored"]) == (1.5, 0.5, 0.0)
 
 
+TURNS = """
+import json, sys
+import torch
+from transformers import Qwen2ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+from datasets import Dataset
+from training import tiny
+from training.grpo_multiturn import MultiTurn, TurnArguments, worth_of_episode
+from training.rewarding import KernelReward
+from training.settings import KernelArguments
+from pkb_env.evaluator import Evaluator
+from pkb_env.store import Store
+import rewards
+
+wrong, right, out = sys.argv[1:4]
+end = "<|im_end|>"
+turns = [[wrong + end, right + end], [right + end, "no code" + end]]
+seen = []
+
+class Scripted(Qwen2ForCausalLM):
+    def generate(self, input_ids=None, **_):
+        seen.append([words.decode([t for t in row if t != words.pad_token_id]) for row in input_ids.tolist()])
+        answers = [words(text, add_special_tokens=False).input_ids for text in turns.pop(0)]
+        longest = max(map(len, answers))
+        filled = [answer + [words.pad_token_id] * (longest - len(answer)) for answer in answers]
+        return torch.cat([input_ids, torch.tensor(filled)], dim=1)
+
+words = tiny.tokenizer([wrong, right])
+model = tiny.model(words, hidden=32, layers=1)
+model.__class__ = Scripted
+kernels = KernelArguments(problems=["allreduce"], size="tiny", pairs=0, trials=1)
+config = GRPOConfig(
+    output_dir=out, max_steps=1, per_device_train_batch_size=2, num_generations=2, max_completion_length=4096, use_cpu=True,
+    bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+)
+rows, store = kernels.rows(2), Store(out + ".db")
+with Evaluator(kernels.config, store) as evaluator:
+    reward = KernelReward(evaluator, rewards.get("default"), kernels.settings, store=store, run="r")
+    play = MultiTurn(reward, {row["prompt"][-1]["content"]: row["problem"] for row in rows}, TurnArguments(turns=2, gamma=0.5))
+    played = []
+    def watched(prompts, trainer):
+        played.append(play(prompts, trainer))
+        return played[0]
+    trainer = GRPOTrainer(
+        model=model, processing_class=words, args=config, train_dataset=Dataset.from_list(rows), rollout_func=watched,
+        reward_funcs=worth_of_episode,
+    )
+    trainer.train()
+both = zip(played[0]["completion_ids"], played[0]["env_mask"])
+own = [words.decode([token for token, mine in zip(ids, mask) if mine]) for ids, mask in both]
+print(json.dumps({"reward": trainer.state.log_history[0]["reward"], "own": own, "seen": seen, "worth": played[0]["worth"]}))
+"""
+
+
+def test_a_whole_turn_is_evaluated_at_once_and_feedback_is_not_learnt(tmp_path: Path) -> None:
+    """A scripted model in the real trainer, two episodes: wrong then right, right then no code."""
+    pytest.importorskip("trl")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", TURNS, WRONG, GOOD, str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["worth"] == [pytest.approx(-0.8 + 0.5), pytest.approx(1.0 - 0.5)]
+    assert told["reward"] == pytest.approx(0.1)
+    end = "<|im_end|>"
+    assert told["own"] == [f"{WRONG}{end}{GOOD}{end}", f"{GOOD}{end}no code{end}"]
+    first, second = told["seen"][1]
+    assert f"{WRONG}{end}\n<|im_start|>user\n" in first
+    assert first.endswith(f"{end}\n<|im_start|>assistant\n")
+    assert "\nWrong result: " in first.split(WRONG)[1]
+    assert "\nCorrect" in second.split(GOOD)[-1]
+    store = Store(tmp_path / "out.db")
+    assert [(r.turn, r.group, r.sample, None if v is None else v.status.value) for r, v in store.graded("r")] == [
+        (0, 0, 0, "WRONG_RESULT"), (0, 0, 1, "CORRECT"), (1, 0, 0, "CORRECT"), (1, 0, 1, "INVALID"),
+    ]  # fmt: skip
+
+
 def run(module: str, *arguments: object) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", f"training.{module}", *map(str, arguments)]

@@ -22,11 +22,13 @@ from pkb_env.protocol import Evaluates
 from pkb_env.rows import Rollout
 from pkb_env.store import Store
 from pkb_env.submission import Submission
-from rewards.score import Reward, Score
+from rewards.score import History, Reward, Score
 from rewards.speed import proven_speedup
 from rewards.verdict import Status, Verdict
 
 DEADLINE_S = 600.0
+Place = tuple[int, int]
+"""Number of a group in its step, and of a sample in its group."""
 _GROUPS = 1_000_000
 """More groups than one process has in a step."""
 
@@ -75,8 +77,7 @@ class KernelReward:
     ) -> list[float | None]:  # fmt: skip
         """Rewards in the order of the completions; None: unscored.  `problem` is a column of the dataset."""
         batch = self.evaluate([text_of(p) for p in prompts], [text_of(c) for c in completions], problem)
-        if self._store:
-            self._store.add_rollouts(self._rollouts(self._store, batch, getattr(trainer_state, "global_step", 0)))
+        self.keep(batch, places_of(batch.prompts), getattr(trainer_state, "global_step", 0))
         if log_extra:
             for name, column in columns(batch).items():
                 log_extra(name, column)
@@ -85,12 +86,25 @@ class KernelReward:
                 log_metric(name, value)
         return batch.rewards
 
-    def evaluate(self, prompts: list[str], texts: list[str], problem: Sequence[str]) -> Batch:
-        """Evaluate and score a batch."""
-        start = time.monotonic()
+    def evaluate(
+        self, prompts: Sequence[str], texts: Sequence[str], problem: Sequence[str], histories: Sequence[History] | None = None
+    ) -> Batch:
+        """Evaluate and score a batch; `histories` holds the earlier verdicts of every sample's episode."""
+        start, before = time.monotonic(), histories or [()] * len(texts)
         wanted = [replace(self._settings, text=text, problem=name) for text, name in zip(texts, problem, strict=True)]
         verdicts = self._verdicts(wanted)
-        return Batch(prompts, texts, verdicts, [self._reward(v) for v in verdicts], time.monotonic() - start)
+        scores = [self._reward(*each) for each in zip(verdicts, before, strict=True)]
+        return Batch(list(prompts), list(texts), verdicts, scores, time.monotonic() - start)
+
+    def keep(self, batch: Batch, places: Sequence[Place], step: int, turn: int = 0) -> None:
+        """Store a batch as rollouts, if there is a store."""
+        if self._store is None:
+            return
+        rows = [self._store.row_of(*each) for each in zip(batch.verdicts, batch.texts, strict=True)]
+        self._store.add_rollouts(
+            Rollout(self._run, step, group, turn, prompt, text, row, sample)
+            for (group, sample), prompt, text, row in zip(places, batch.prompts, batch.texts, rows, strict=True)
+        )
 
     def _verdicts(self, wanted: list[Submission]) -> list[Verdict]:
         """A harness that cannot be started is closed and started once more; training goes on without a score otherwise."""
@@ -104,14 +118,11 @@ class KernelReward:
         except HarnessError as error:
             return [_unevaluated(submission, error) for submission in wanted]
 
-    def _rollouts(self, store: Store, batch: Batch, step: int) -> list[Rollout]:
-        """The samples of a group stand side by side; every process of a trainer numbers its own groups."""
-        base = _GROUPS * int(os.environ.get("RANK", "0"))
-        places = [(base + g, s) for g, (_, same) in enumerate(groupby(batch.prompts)) for s, _ in enumerate(same)]
-        return [
-            Rollout(self._run, step, group, 0, prompt, text, store.row_of(verdict, text), sample)
-            for (group, sample), prompt, text, verdict in zip(places, batch.prompts, batch.texts, batch.verdicts, strict=True)
-        ]
+
+def places_of(prompts: Sequence[str]) -> list[Place]:
+    """Group and sample of every row: samples of one prompt stand side by side; every process numbers its own groups."""
+    base = _GROUPS * int(os.environ.get("RANK", "0"))
+    return [(base + group, sample) for group, (_, same) in enumerate(groupby(prompts)) for sample, _ in enumerate(same)]
 
 
 def text_of(message: Any) -> str:

@@ -42,12 +42,12 @@ class KernelArguments:
         """How candidates are evaluated."""
         return EvalConfig(trials=self.trials, pairs=self.pairs)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, max_turns: int = 1) -> list[dict[str, Any]]:
         """One row per problem: a conversation that asks for it, and its name.
 
         Raises:
             UsageError: a problem, backend or size does not exist or does not fit.
         """
         found = fitting(problem_set(self.problems), world_size=self.world_size, size=self.size, profile=self.profile)
-        prompts = ((task_prompt(problem, self.settings, self.config), problem.slug) for problem in found)
+        prompts = ((task_prompt(problem, self.settings, self.config, max_turns), problem.slug) for problem in found)
         return [{"prompt": [{"role": "user", "content": prompt}], "problem": slug} for prompt, slug in prompts]
