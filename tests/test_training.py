@@ -234,29 +234,36 @@ def test_a_whole_turn_is_evaluated_at_once_and_feedback_is_not_learnt(tmp_path: 
     ]  # fmt: skip
 
 
-def run(module: str, *arguments: object) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", f"training.{module}", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+ALL = """
+import sys
+from pathlib import Path
+from training import grpo, sft, tiny
+
+sys.argv = ["tiny", sys.argv[1] + "/model", sys.argv[1] + "/rows.jsonl"]
+tiny.main()
+folder = Path(sys.argv[1]).parent
+plain = "--use_cpu true --bf16 false --gradient_checkpointing false --disable_tqdm true --report_to none".split()
+plain += ["--per_device_train_batch_size", "4"]
+sft.main(["--rows", f"{folder}/rows.jsonl", "--model_name_or_path", f"{folder}/model", "--output_dir", f"{folder}/sft",
+          "--max_steps", "2", *plain])
+arguments = ["--model_name_or_path", f"{folder}/sft", "--output_dir", f"{folder}/grpo", "--store", f"{folder}/s.db",
+             "--problems", "allreduce", "--size", "tiny", "--pairs", "0", "--trials", "1", "--num_generations", "4",
+             "--max_completion_length", "16", "--save_steps", "1", "--run_name", "r", *plain]
+grpo.main([*arguments, "--max_steps", "2"])
+grpo.main([*arguments, "--max_steps", "3"])
+"""
 
 
-def test_a_model_goes_through_sft_and_grpo_and_a_killed_run_goes_on(tmp_path: Path) -> None:
-    """Real trainers, compilers left out: two steps each, then the same command for one step more."""
+def test_a_model_goes_through_sft_and_grpo_and_an_ended_run_goes_on(tmp_path: Path) -> None:
+    """Real trainers on real ranks: two steps each, then the same command for one step more."""
     pytest.importorskip("trl")
     rows = [{"prompt": "Write allreduce.", "completion": f"```python\n{GOOD}```"}] * 8
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert "parameters in" in run("tiny", tmp_path / "model", tmp_path / "rows.jsonl")
-    plain = ("--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--disable_tqdm", "true",
-             "--per_device_train_batch_size", 4, "--report_to", "none")  # fmt: skip
-    run("sft", "--rows", tmp_path / "rows.jsonl", "--model_name_or_path", tmp_path / "model",
-        "--output_dir", tmp_path / "sft", "--max_steps", 2, *plain)  # fmt: skip
-    grpo = ("--model_name_or_path", tmp_path / "sft", "--output_dir", tmp_path / "grpo", "--store", tmp_path / "s.db",
-            "--problems", "allreduce", "--size", "tiny", "--pairs", 0, "--trials", 1, "--num_generations", 4,
-            "--max_completion_length", 16, "--save_steps", 1, "--run_name", "r", *plain)  # fmt: skip
-    run("grpo", *grpo, "--max_steps", 2)
-    run("grpo", *grpo, "--max_steps", 3)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", ALL, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "parameters in" in done.stdout
     store = Store(tmp_path / "s.db")
     assert [(r.step, r.sample) for r in store.rollouts("r")] == [(step, sample) for step in range(3) for sample in range(4)]
     assert all(verdict is not None for _, verdict in store.graded("r"))
