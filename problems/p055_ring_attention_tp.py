@@ -26,7 +26,7 @@ from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.draws import turn
 from problems.grids import cut, exchanged_along, grid_peers
 from problems.ring import ring_layer
-from problems.ring_cases import attention_layer, layer_weights, options
+from problems.ring_cases import a_position_each, attention_layer, layer_weights, options
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
@@ -103,12 +103,6 @@ def cost(size: Size, world_size: int, itemsize: int) -> Cost:
     )
 
 
-def valid_world(world_size: int) -> str | None:
-    """Every rank must hold at least one position of the smallest size."""
-    fewest = min(size["T"] for size in SIZES.values())
-    return None if 1 <= world_size <= fewest else f"it needs 1 to {fewest} ranks, one position each"
-
-
 SIZES = {
     "tiny": Size("tiny", {"B": 2, "T": 23, "H": 3, "D": 8}),
     "default": Size("default", {"B": 1, "T": 256, "H": 8, "D": 32}),
@@ -135,5 +129,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=valid_world,
+    valid_world=a_position_each(SIZES),
 )
