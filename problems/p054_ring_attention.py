@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.ring import ring_attention
-from problems.ring_cases import a_position_each, attention, options
+from problems.ring_cases import attention, options
+from problems.worlds import one_each
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
@@ -92,5 +93,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=a_position_each(SIZES),
+    valid_world=one_each(SIZES, "T", "position"),
 )

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.grids import grid_peers
 from problems.ring import ring_layer
-from problems.ring_cases import a_position_each, attention_layer, layer_weights, options
+from problems.ring_cases import attention_layer, layer_weights, options
+from problems.worlds import one_each
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
@@ -126,5 +127,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=a_position_each(SIZES),
+    valid_world=one_each(SIZES, "T", "position"),
 )

@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.collectives import gathered, reduce_scattered
-from problems.ring_cases import a_position_each, options
+from problems.ring_cases import options
+from problems.worlds import one_each
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
@@ -174,5 +175,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=a_position_each(SIZES),
+    valid_world=one_each(SIZES, "T", "position"),
 )

@@ -1,15 +1,13 @@
-"""Options, weights, truth and constraints of the problems around ring attention: the joined sequence at once, in float64.
+"""Options, weights and truth of the problems around ring attention: the joined sequence at once, in float64.
 
 Not here: anything that a reference calls (`ring`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import torch
 
-from problems.base import Draw, Size
+from problems.base import Draw
 from problems.draws import turn
 
 
@@ -53,13 +51,3 @@ def attention_layer(
     """Take x [B, T, E] through w_qkv [3, H, D, E], attention and w_o [E, H, D], in float64."""
     q, k, v = (torch.einsum("bte,hde->bthd", x, w) for w in w_qkv)
     return torch.einsum("bthd,ehd->bte", attention(q, k, v, scale, causal=causal), w_o)
-
-
-def a_position_each(sizes: Mapping[str, Size]) -> Callable[[int], str | None]:
-    """`valid_world` where every rank must hold at least one position of the smallest size."""
-    fewest = min(size["T"] for size in sizes.values())
-
-    def valid_world(world_size: int) -> str | None:
-        return None if 1 <= world_size <= fewest else f"it needs 1 to {fewest} ranks, one position each"
-
-    return valid_world
