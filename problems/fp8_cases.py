@@ -30,10 +30,10 @@ def exact_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def exact_delayed(x: torch.Tensor, amax_history: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`problems.fp8.fp8_round_trip` in float64, rounded to nothing but the format."""
+    """`problems.fp8.fp8_round_trip` in float64, rounded to nothing but the format and the history's type."""
     wide = x.float().double()
     largest = max(float(wide.max()), -float(wide.min()))
-    history = torch.cat([amax_history[1:].double(), wide.new_tensor([largest])])
+    history = torch.cat([amax_history[1:], amax_history.new_tensor([largest])]).double()
     scale = max(float(history.max()), 1e-12) / LARGEST
     return exact_e4m3(wide / scale) * scale, history
 

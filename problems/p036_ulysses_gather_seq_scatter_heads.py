@@ -31,7 +31,8 @@ def make_inputs(draw: Draw, size: Size) -> Inputs:
     if draw.profile == "upstream":
         return torch.randn(b, s, h, d, generator=draw.own("x")).to(draw.dtype), 1, 2, None, 0
     shape, seq_dim, head_dim = (((b, s, h, d), 1, 2), ((b, h, s, d), 2, 1), ((b * s, h, d), 0, 1))[turn(draw, 3)]
-    padding = int(torch.randint(draw.world_size, (), generator=draw.shared("padding"))) if turn(draw, 2, "padded") else 0
+    some = 1 + int(torch.randint(max(1, draw.world_size - 1), (), generator=draw.shared("padding")))
+    padding = some if turn(draw, 2, "padded") and draw.world_size > 1 else 0
     length = shape[seq_dim] * draw.world_size - padding if padding else 0
     return normal_rows(shape, draw.own("x")).to(draw.dtype), seq_dim, head_dim, None, length
 

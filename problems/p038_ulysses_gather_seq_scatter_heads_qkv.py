@@ -34,8 +34,9 @@ def make_inputs(draw: Draw, size: Size) -> Inputs:
     now = turn(draw, 12)
     qkv = normal_rows((b, s, 3 * h, d), draw.own("qkv")).to(draw.dtype).flatten(2)
     qkv, seq_dim = (qkv.flatten(0, 1), 0) if now // 2 % 3 == 0 else (qkv, 1)
-    padding = int(torch.randint(draw.world_size, (), generator=draw.shared("padding")))
-    length = (None, 0, qkv.shape[seq_dim] * draw.world_size - padding)[min(2, now % 4)]
+    padding = 1 + int(torch.randint(max(1, draw.world_size - 1), (), generator=draw.shared("padding")))
+    whole = qkv.shape[seq_dim] * draw.world_size
+    length = (None, 0, whole - padding % draw.world_size, whole - padding * (now < 6) % draw.world_size)[now % 4]
     return qkv, seq_dim, None, length, now % 2 == 0
 
 

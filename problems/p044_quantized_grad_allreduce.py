@@ -73,10 +73,13 @@ def exact(inputs: Sequence[Inputs]) -> list[torch.Tensor]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """int8 values and float32 scales of blocks of 128 to their owners, and the mean from them; six operations per element."""
-    count, share = size["P"], (world_size - 1) / world_size
+    """int8 values and float32 scales of blocks of 256 to their owners, and the mean from them, or those of all to all others.
+
+    Six operations per element.
+    """
+    count, coded = size["P"], 1 + 4 / 256
     return Cost(
-        wire_bytes=share * count * (1 + 4 / 128 + itemsize),
+        wire_bytes=(world_size - 1) * count * min((coded + itemsize) / world_size, coded),
         memory_bytes=2 * count * itemsize,
         flops=6 * count,
     )

@@ -86,11 +86,11 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """All parameters and the slice's gradients come in; the slice and its moments are read and written."""
+    """All parameters come in, and the slice's gradients or all rows; the slice and its moments are read and written."""
     rows, i, h, o = _extents(size, world_size)
     count, local, others = h * i + h + o * h + o, rows / world_size, world_size - 1
     return Cost(
-        wire_bytes=2 * others / world_size * count * itemsize,
+        wire_bytes=others / world_size * (count + min(count, rows * (i + o))) * itemsize,
         memory_bytes=(count + 6 * count / world_size + local * (i + o)) * itemsize,
         flops=local * h * (4 * i + 6 * o) + 14 * count / world_size,
     )

@@ -96,16 +96,17 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """The public grid: weights come in from n_fsdp - 1 ranks, outputs are summed over n_tp ranks."""
+    """The least of a turn: weights come in from n_fsdp - 1 ranks, outputs are summed over n_tp ranks."""
     rows, d, f = size["R"], *(-(-size[axis] // world_size) * world_size for axis in "DF")
-    n_tp = _public_tp(world_size)
-    n_fsdp, outputs = world_size // n_tp, rows / world_size * n_tp * d
-    weights = (n_fsdp - 1) * 3 * d * f / world_size
-    return Cost(
-        wire_bytes=(weights + 2 * (n_tp - 1) / n_tp * outputs) * itemsize,
-        memory_bytes=(2 * outputs + 3 * d * f / n_tp) * itemsize,
-        flops=6 * outputs * f / n_tp,
-    )
+    turns = [_turn_cost(rows, d, f, n_tp, world_size // n_tp) for n_tp in range(1, world_size + 1) if world_size % n_tp == 0]
+    wire, memory = (min(column) * itemsize for column in zip(*turns, strict=True))
+    return Cost(wire_bytes=wire, memory_bytes=memory, flops=6 * rows / world_size * d * f)
+
+
+def _turn_cost(rows: int, d: int, f: int, n_tp: int, n_fsdp: int) -> tuple[float, float]:
+    """Elements on the wire and in memory with so many ranks along either side of the grid."""
+    outputs, weights = rows / n_fsdp * d, (n_fsdp - 1) * 3 * d * f / (n_tp * n_fsdp)
+    return weights + 2 * (n_tp - 1) / n_tp * outputs, 2 * outputs + 3 * d * f / n_tp
 
 
 PROBLEM = Problem(

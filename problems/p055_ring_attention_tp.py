@@ -92,16 +92,18 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """The public grid, causal, evenly spread over ranks: half of all pairs of blocks."""
-    tp = _public_tp(world_size)
-    cp = world_size // tp
-    width = -(-size["H"] // world_size) * world_size * size["D"]
+    """Causal, evenly spread over ranks: half of all pairs of blocks; of every number the least that some grid needs."""
+    turns = [_turn_cost(size, tp, world_size // tp) for tp in range(1, min(4, world_size) + 1) if world_size % tp == 0]
+    wire, memory, flops = (min(column) for column in zip(*turns, strict=True))
+    return Cost(wire_bytes=wire * itemsize, memory_bytes=memory * itemsize, flops=flops)
+
+
+def _turn_cost(size: Size, tp: int, cp: int) -> tuple[float, float, float]:
+    """Elements on the wire and in memory, and operations, on a grid of so many columns and rows."""
+    width = -(-size["H"] // (tp * cp)) * tp * cp * size["D"]
     rows = size["B"] * max(1, size["T"] // cp)
-    return Cost(
-        wire_bytes=(cp - 1 + 2 * (tp - 1)) * rows * width / tp * itemsize,
-        memory_bytes=(2 * rows * width + 4 * width**2 / tp) * itemsize,
-        flops=(8 * width + 2 * size["T"]) * rows * width / tp,
-    )
+    wire, memory = (cp - 1 + 2 * (tp - 1)) * rows * width / tp, 2 * rows * width + 4 * width**2 / tp
+    return wire, memory, (8 * width + 2 * size["T"]) * rows * width / tp
 
 
 SIZES = {

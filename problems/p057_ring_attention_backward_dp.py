@@ -34,16 +34,17 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     """
     shape = size["B"], max(1, size["T"] // draw.world_size), size["H"], size["D"]
     q, dout = (torch.randn(shape, generator=draw.own(name)).to(draw.dtype) for name in ("q", "dout"))
+    exact_type = torch.promote_types(draw.dtype, torch.float32)
     if draw.profile == "upstream":
         k, v = _keys(draw, shape)
         out, lse = _attended(q, k, v, size["D"] ** -0.5, None)
-        return dout, q, k, v, out.to(draw.dtype), lse.to(draw.dtype), None, False, None, None
+        return dout, q, k, v, out.to(draw.dtype), lse.to(exact_type), None, False, None, None
     scale, causal = options(draw, size["D"])
     ranks = range(draw.rank + 1 if causal else draw.world_size)
     blocks = [_keys(replace(draw, rank=rank), shape) for rank in ranks]
     keys, values = (torch.cat([block[i] for block in blocks], dim=1) for i in range(2))
     out, lse = _attended(q, keys, values, scale or size["D"] ** -0.5, draw.rank * shape[1] if causal else None)
-    return dout, q, *blocks[draw.rank], out.to(draw.dtype), lse.to(draw.dtype), scale, causal, None, None
+    return dout, q, *blocks[draw.rank], out.to(draw.dtype), lse.to(exact_type), scale, causal, None, None
 
 
 def _keys(draw: Draw, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,11 +140,14 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """The causal case, evenly spread over ranks: half of all pairs of blocks; parts of dk and dv travel in fp32."""
+    """The causal case, evenly spread over ranks: half of all pairs of blocks.
+
+    Keys and values travel, parts of dk and dv come back in fp32; or queries, dout, lse and row sums do, and dq comes back.
+    """
     local = max(1, size["T"] // world_size)
     count = size["B"] * local * size["H"] * size["D"]
     return Cost(
-        wire_bytes=(world_size - 1) * count * (itemsize + 4),
+        wire_bytes=(world_size - 1) * count * (itemsize + min(4, 2 + 4 / size["D"])),
         memory_bytes=8 * count * itemsize,
         flops=10 * count * local * world_size / 2,
     )

@@ -1,12 +1,12 @@
 """#059 physicsnemo_distributed_rfft: 2-D Fourier transform of a real field, split along one axis before it, the other after it.
 
 Axes      B batch, C channels, Y and X extents of the field (both rounded up to multiples of W), W ranks
-In        x [B, C, Y, X/W] or [B*C, Y, X/W], differs per rank; s = (Y, X) with None for an extent that stays; dim, the two axes,
-          perhaps counted from the end; norm ("ortho", "forward", "backward"), equal on every rank; group (None: all ranks)
-Out       complex [.., Y/W, X//2 + 1]: the rank's rows, complex64 (complex128 for float64)
+In        x [B, C, Y, X/W] or [B*C, Y, X/W], differs per rank; s, extents to crop or pad to, None for one that stays;
+          dim, the two axes, perhaps counted from the end; norm ("ortho", "forward", "backward"), equal on every rank; group (None: all ranks)
+Out       complex [.., s[0]/W, s[1]//2 + 1]: the rank's rows, complex64 (complex128 for float64)
 Maths     the rank's rows of rfft2 of the field joined along dim[1]: fft along dim[0], then along dim[1], the first half kept
 Wire      all_to_all of the half-transformed field
-Needs     W divides Y and X
+Needs     W divides Y, X and s[0]
 Not here  ragged parts, more than two axes, half-precision transforms
 """
 
@@ -25,7 +25,10 @@ NORMS = ("ortho", "forward", "backward")
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Noise with an offset and slope per rank; norms, ways to name axes and s, and numbers of axes take turns."""
+    """Noise with an offset and slope per rank; norms, ways to name axes and s, and numbers of axes take turns.
+
+    In one turn of four one axis is cropped and the other one padded.
+    """
     batch, channels = size["B"], size["C"]
     rows, columns = (-(-size[axis] // draw.world_size) * draw.world_size for axis in "YX")
     x = torch.randn(batch, channels, rows, columns // draw.world_size, generator=draw.own("x"))
@@ -34,7 +37,8 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     x += torch.randn(batch, channels, 1, 1, generator=draw.own("offset"))
     x *= 0.5 + torch.rand(rows, 1, generator=draw.own("rows"))
     norm, naming = NORMS[turn(draw, 3, "norm")], turn(draw, 4, "axes")
-    s = ((rows, columns), (None, columns), (rows, None), (rows, columns))[naming]
+    more = draw.world_size * (1 - 2 * int(rows > draw.world_size and torch.randint(2, (), generator=draw.shared("s")) == 0))
+    s = ((rows, columns), (None, columns), (rows, None), (rows + more, columns - (3 if more > 0 else -3)))[naming]
     x = x if naming % 2 else x.flatten(0, 1)
     dim = (-2, -1) if naming > 1 else (x.dim() - 2, x.dim() - 1)
     return x.to(draw.dtype), s, dim, norm, None
@@ -76,7 +80,7 @@ def cost(size: Size, world_size: int, itemsize: int) -> Cost:
     rows, columns = (-(-size[axis] // world_size) * world_size for axis in "YX")
     count = size["B"] * size["C"] * rows * columns / world_size
     return Cost(
-        wire_bytes=(world_size - 1) / world_size * count * 4,
+        wire_bytes=(world_size - 1) / world_size * count * max(4, itemsize),
         memory_bytes=count * itemsize + count / columns * (columns // 2 + 1) * 8,
         flops=2.5 * count * (rows * columns).bit_length(),
     )

@@ -177,11 +177,15 @@ def _seen(args: tuple[Any, ...], view: torch.Tensor, k: torch.Tensor, number: in
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """Even counts; numbers of Gaussians and radii travel in 8 bytes a pair; 300 operations for a Gaussian in a camera."""
+    """Even counts; numbers of Gaussians and radii travel in 8 bytes a pair; 300 operations for a Gaussian in a camera.
+
+    Or the Gaussians themselves travel, 11 numbers and their colours.
+    """
     pairs = size["n"] * size["C"] * world_size
     values = size["D"] + 7
+    seen = size["C"] * (VISIBLE * size["n"] * (values * itemsize + 8) + 25 * itemsize)
     return Cost(
-        wire_bytes=(world_size - 1) * size["C"] * (VISIBLE * size["n"] * (values * itemsize + 8) + 25 * itemsize),
+        wire_bytes=(world_size - 1) * min(seen, size["n"] * (11 + size["D"]) * itemsize),
         memory_bytes=size["n"] * (values + 4) * itemsize + VISIBLE * pairs * (values * itemsize + 24),
         flops=300 * pairs,
     )

@@ -93,15 +93,16 @@ def _taps(
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """Stride 1, no padding: the local convolution, then the sum of the output over ranks."""
+    """Stride 1, no padding: the local convolution; the sum of the output over ranks, or all ranks' arguments to all others."""
     taps, channels = size["k"] ** 3, size["I"]
     video = size["B"] * size["T"] * size["Y"] * size["X"]
     out = size["B"] * size["O"]
     for axis in "TYX":
         out *= size[axis] - size["k"] + 1
+    arguments, others = video * channels + size["O"] * channels * taps, world_size - 1
     return Cost(
-        wire_bytes=2 * (world_size - 1) / world_size * out * itemsize,
-        memory_bytes=(video * channels + size["O"] * channels * taps + out) * itemsize,
+        wire_bytes=others * min(2 / world_size * out, arguments) * itemsize,
+        memory_bytes=(arguments + out) * itemsize,
         flops=2 * out * channels * taps,
     )
 

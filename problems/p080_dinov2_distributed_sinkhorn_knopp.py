@@ -6,7 +6,7 @@ In        teacher_output [B_r, K] float32 at least, teacher_temp, n_masked_patch
 Out       [B_r, K] in the dtype of teacher_output, every row adds up to 1
 Maths     Q = exp(teacher_output / temp) / its sum over all ranks; n = sum over ranks of n_masked_patches_tensor;
           n_iterations times: divide by the sum over all ranks' samples and by K, then by the sum over prototypes and by n;
-          the result is n * Q
+          the result is n * Q, on which neither n nor the first sum has an effect, because a common factor cancels
 Wire      n_iterations sums over ranks of K elements
 Needs     any W; a rank may have no sample, but not all of them
 Not here  gradients, a stop at convergence

@@ -25,27 +25,31 @@ from problems.draws import ragged, turn
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Disturbed rectangles in cells of a grid, whole or a little more than half; ragged counts.
+    """Disturbed rectangles in cells of a grid, whole or the left or right 0.7 of one; ragged counts, at times none on a rank.
 
-    Two of one cell overlap by about 0.95 or 0.55, others not at all; thresholds on either side of 0.55 take turns.
+    Two of one cell overlap by about 0.95 or 0.7, a left one and a right one by 0.4, others not at all; thresholds on either
+    side of 0.7 take turns.  At the lower one a whole rectangle overlaps two that do not: pairs decide, not their order.
     """
     rows, columns = size["Y"], size["X"]
     if draw.profile == "upstream":
         return _public(draw, size)
     counts = ragged(size["n"] * draw.world_size, draw.world_size, draw.shared("counts"), least=1)
+    if draw.trial % 3 == 2 and draw.world_size > 2:
+        counts[-1], counts[0] = counts[-1] + counts[0], 0
     total, chance = sum(counts), draw.shared("objects")
     edge = 2 if total < 16 else 4
     height, width = rows // edge, columns // edge
-    cells = torch.randint(edge**2, (total,), generator=chance)[:, None, None]
-    widths = torch.where(torch.rand(total, 1, 1, generator=chance) < 1 / 3, int(0.55 * width) + 1, width)
+    cells = torch.randint(min(edge**2, max(1, total // 4)), (total,), generator=chance)[:, None, None]
+    shape, part = torch.randint(3, (total, 1, 1), generator=chance), round(0.7 * width)
+    begins, ends = torch.where(shape == 1, width - part, 0), torch.where(shape == 2, part, width)
     here = slice(sum(counts[: draw.rank]), sum(counts[: draw.rank + 1]))
     y, x = torch.arange(rows)[:, None] - cells[here] // edge * height, torch.arange(columns) - cells[here] % edge * width
-    mine = (y >= 0) & (y < height) & (x >= 0) & (x < widths[here])
+    mine = (y >= 0) & (y < height) & (x >= begins[here]) & (x < ends[here])
     mine &= torch.rand(mine.shape, generator=draw.own("holes")) > 0.02
     size_of = torch.randn(mine.shape, generator=draw.own("masks")).abs_().add_(0.1)
     scores = torch.randn(len(mine), generator=draw.own("scores")).mul_(3)
     occluded = torch.randint(-1, 4, (total,), generator=draw.shared("occluded"))
-    threshold = (0.35, 0.7)[turn(draw, 4) % 2] + 0.1 * float(torch.rand((), generator=draw.shared("threshold")))
+    threshold = (0.5, 0.78)[turn(draw, 4) % 2] + 0.08 * float(torch.rand((), generator=draw.shared("threshold")))
     masks = torch.where(mine, size_of, -size_of).to(draw.dtype)
     return masks, scores.to(draw.dtype), counts, occluded, threshold, turn(draw, 4) < 2, None
 

@@ -23,12 +23,16 @@ from problems.draws import ragged, turn
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Mixtures, many duplicates, presorted and reversed ranges, one rank with most of the keys; some ranks may hold none."""
+    """Mixtures, many duplicates, presorted and reversed ranges, one rank with most of the keys; some ranks may hold none.
+
+    Shares are uneven in most trials.
+    """
     if draw.profile == "upstream":
         count = 0 if draw.trial % 4 == 3 and draw.rank % 2 else size["N"]
         keys = torch.randint(-50, 50, (count,), generator=draw.own("keys")).to(draw.dtype)
         return keys - draw.rank * max(1, count), None
-    kind, total = turn(draw, 5), size["N"] * draw.world_size
+    kind, missing = turn(draw, 5), int(torch.randint(draw.world_size, (), generator=draw.shared("missing")))
+    total = size["N"] * draw.world_size - missing
     counts = ragged(total, draw.world_size, draw.shared("counts"))
     order = torch.randperm(draw.world_size, generator=draw.shared("order")).tolist()
     if kind == 4:

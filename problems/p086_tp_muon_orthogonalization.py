@@ -108,12 +108,15 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """Five steps: half of a Gram matrix in fp32 is summed over ranks, its square is shared out among them."""
+    """Half of one Gram matrix in fp32 is summed over ranks, or own columns go to all others; later ones follow from it.
+
+    Operations: that half, five steps of squares shared out among ranks, the last product with the own columns.
+    """
     rows, columns, others = size["R"], max(1, size["C"] / world_size), world_size - 1
     return Cost(
-        wire_bytes=5 * 2 * others / world_size * rows * (rows + 1) / 2 * 4,
+        wire_bytes=others * min(rows * (rows + 1) * 4 / world_size, rows * columns * itemsize),
         memory_bytes=2 * rows * columns * itemsize,
-        flops=5 * (3 * rows**2 * columns + rows**3 / world_size),
+        flops=3 * rows**2 * columns + 5 * rows**3 / world_size,
     )
 
 

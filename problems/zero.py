@@ -41,11 +41,14 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """The mean rank gets all parameters before and after and its slice's gradients; moments and slice are read and written."""
+    """The mean rank gets all parameters before and after, and its slice's gradients or all rows.
+
+    Moments and slice are read and written.
+    """
     rows, i, h, o = _extents(size, world_size)
     count, local, others = h * i + h + o * h + o, rows / world_size, world_size - 1
     return Cost(
-        wire_bytes=3 * others / world_size * count * itemsize,
+        wire_bytes=others / world_size * (2 * count + min(count, rows * (i + o))) * itemsize,
         memory_bytes=(2 * count + 4 * count / world_size + local * (i + o)) * itemsize,
         flops=local * h * (4 * i + 6 * o) + 12 * count / world_size,
     )
