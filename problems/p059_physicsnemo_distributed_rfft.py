@@ -2,7 +2,8 @@
 
 Axes      B batch, C channels, Y and X extents of the field (both rounded up to multiples of W), W ranks
 In        x [B, C, Y, X/W] or [B*C, Y, X/W], differs per rank; s, extents to crop or pad to, None for one that stays;
-          dim, the two axes, perhaps counted from the end; norm ("ortho", "forward", "backward"), equal on every rank; group (None: all ranks)
+          dim, the two axes, perhaps counted from the end; norm ("ortho", "forward", "backward"), equal on every rank;
+          group (None: all ranks)
 Out       complex [.., s[0]/W, s[1]//2 + 1]: the rank's rows, complex64 (complex128 for float64)
 Maths     the rank's rows of rfft2 of the field joined along dim[1]: fft along dim[0], then along dim[1], the first half kept
 Wire      all_to_all of the half-transformed field
