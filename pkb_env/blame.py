@@ -55,7 +55,7 @@ def _unproven(result: Result) -> Result:
 
 def canary_lives(machine: Machine, job: Job) -> bool:
     """Whether the reference, submitted as a candidate under the same settings, comes out correct."""
-    canary = Candidate(problems.reference_source(job.problem))
+    canary = Candidate(problems.reference_source(job.problem, on_gpu=bool(job.task.devices)))
     try:
         result = Attempt(machine, replace(job, candidate=canary, timed=False)).run()
     except (HarnessError, OSError):

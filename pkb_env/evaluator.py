@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from pkb_env import backends, hardware, topology
@@ -177,6 +178,8 @@ class Evaluator:
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()
         machine = self.machine()
+        if case.problem.pack:
+            machine.zygote.hide(Path(case.problem.pack.path))
         known = self.store.find(self._key(case.pending(machine))) if self.store else None
         if known is not None:
             return known
@@ -206,5 +209,6 @@ class Evaluator:
 
 def _job(case: Case, secret: bytes, cancellation: Cancellation) -> Job:
     s, problem = case.submission, case.problem
-    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype, s.topology)
+    pack = problem.pack.path if problem.pack else ""
+    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype, s.topology, pack)
     return Job(case.candidate, problem, task, secret, cancellation)

@@ -6,10 +6,14 @@ Not here: the problems themselves (`problems`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import problems
 from pkb_env.errors import UsageError
 from problems.base import PROFILES, SPLITS, Problem
+
+if TYPE_CHECKING:
+    from problems.packs import Pack
 
 
 def named(name: str) -> Problem:
@@ -27,13 +31,15 @@ def named(name: str) -> Problem:
 def problem_set(wanted: str | Iterable[str]) -> tuple[Problem, ...]:
     """The problems of a split (`train`, `validation`, `test`), of `all`, of one name or of several names, by number.
 
+    `pack/all` and `pack/train` are a pack's; without a pack both mean the problems of this repository.
+
     Raises:
         UsageError: a name that does not exist, or nothing at all.
     """
     found = [problem for name in ([wanted] if isinstance(wanted, str) else wanted) for problem in _of(name)]
     if not found:
         raise UsageError(f"problem={wanted!r} names no problem; give a name, a list of names, a split or 'all'")
-    return tuple(sorted({problem.slug: problem for problem in found}.values(), key=lambda problem: problem.number))
+    return tuple(sorted({problem.slug: problem for problem in found}.values(), key=_order))
 
 
 def fitting(found: Iterable[Problem], *, world_size: int, size: str, profile: str) -> tuple[Problem, ...]:
@@ -58,9 +64,39 @@ def fitting(found: Iterable[Problem], *, world_size: int, size: str, profile: st
     return tuple(kept)
 
 
+def load_pack(path: str) -> Pack:
+    """The pack in a folder.
+
+    Raises:
+        UsageError: it is none, or cannot be used.
+    """
+    try:
+        return problems.load_pack(path)
+    except problems.UnknownProblem as error:
+        raise UsageError(str(error)) from None
+
+
 def _of(name: str) -> list[Problem]:
+    where, _, kind = name.rpartition("/")
+    if where and kind in (*SPLITS, "all"):
+        return [problem for problem in _of_pack(where) if kind in ("all", problem.split)]
     if name in SPLITS:
         return [problem for problem in map(problems.load, problems.names()) if problem.split == name]
     if name == "all":
         return [problems.load(each) for each in problems.names()]
     return [named(name)]
+
+
+def _of_pack(where: str) -> list[Problem]:
+    from problems import packs  # noqa: PLC0415  only where there is one
+
+    try:
+        pack = packs.of(where)
+        return [pack.load(slug) for slug in pack.problems]
+    except problems.UnknownProblem as error:
+        raise UsageError(str(error)) from None
+
+
+def _order(problem: Problem) -> tuple[str, int, str]:
+    """Those of this repository first, packs one after the other, each by number."""
+    return problem.pack.path if problem.pack else "", problem.number, problem.slug

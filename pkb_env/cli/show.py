@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,11 +48,12 @@ def show(
 
 
 def _statement(problem: Problem) -> str:
-    head = (sys.modules[problem.reference.__module__].__doc__ or problem.title).strip()
+    head = (problem.statement or problem.title).strip()
     facts = {
         "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
         "origin": problem.origin, "split": problem.split, "version": problem.version,
-        "arguments": ", ".join(problem.arguments), "changed in place": ", ".join(problem.mutates) or "none",
+        "arguments": ", ".join(problem.arguments),
+        "changed in place": "unknown" if "mutates" in problem.unknown else ", ".join(problem.mutates) or "none",
     }  # fmt: skip
     return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])
 
