@@ -5,6 +5,7 @@ Not here: the problems themselves (`problems`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def fitting(found: Iterable[Problem], *, world_size: int, size: str, profile: st
     return tuple(kept)
 
 
-def load_pack(path: str) -> Pack:
+def load_pack(path: str | os.PathLike[str]) -> Pack:
     """The pack in a folder.
 
     Raises:
@@ -74,6 +75,12 @@ def load_pack(path: str) -> Pack:
         return problems.load_pack(path)
     except problems.UnknownProblem as error:
         raise UsageError(str(error)) from None
+
+
+def broken(path: str | os.PathLike[str] | None) -> list[str]:
+    """Which problems of the pack in a folder cannot be used, and why; none without a folder."""
+    pack = load_pack(path) if path else None
+    return [f"{pack.name}/{slug} cannot be used: {why}" for slug, why in pack.broken.items()] if pack else []
 
 
 def _of(name: str) -> list[Problem]:

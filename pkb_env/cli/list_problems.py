@@ -13,15 +13,18 @@ from pkb_env.cli import session
 def list_problems(
     of: Annotated[str, typer.Argument(help="`all`, a split (train, validation, test) or a name")] = "all",
     *,
+    pack: session.Pack = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON array on standard output")] = False,
 ) -> None:
     """List the problems with family, parallelism, collectives and split."""
     with session.guarded():
         from rich.table import Table
 
-        from pkb_env.problem_set import problem_set
+        from pkb_env.problem_set import broken, problem_set
 
-        found = problem_set(of)
+        found = problem_set(session.in_pack(pack, of))
+        for line in broken(pack):
+            typer.echo(f"pkb: {line}", err=True)
         if as_json:
             fields = ("number", "slug", "version", "title", "family", "parallelism", "collectives", "origin", "split")
             typer.echo(json.dumps([{name: getattr(problem, name) for name in fields} for problem in found]))

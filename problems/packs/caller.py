@@ -116,7 +116,8 @@ def _tolerance(told: Any) -> Tolerance:
     given = _of(told, dict, "tolerance")
     if set(given) != set(known):
         raise _Lie(f"tolerance has {sorted(given)}")
-    return Tolerance(**{n: value if type(value) is bool else _number(value, f"tolerance {n}") for n, value in given.items()})
+    numbers = {name: _number(value, f"tolerance {name}") for name, value in given.items() if name != "bits"}
+    return Tolerance(_of(given["bits"], bool, "tolerance bits"), **numbers)
 
 
 def _number(value: Any, name: str) -> float:

@@ -37,6 +37,9 @@ def on_cpu(text: str) -> str:
 
 
 def _edits(node: ast.AST, starts: list[int]) -> Iterator[Edit]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _call(node.value) == "None":
+        yield *_span(node.value, starts), "pass"
+        return
     if isinstance(node, ast.expr):
         first, end = _span(node, starts)
         if isinstance(node, ast.Call) and (new := _call(node)) is not None:

@@ -94,7 +94,7 @@ class Checkout(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             raise
         except Exception as error:
             raise PackError(why(error, self.folder.root)) from error
-        function = getattr(module, MAKER, None)
+        function: Callable[..., Any] | None = getattr(module, MAKER, None)
         if not callable(function):
             raise PackError(f"{self.folder.root / INPUTS} defines no {MAKER}")
         inputs.check(function)
@@ -183,7 +183,8 @@ def load(checkout: Checkout, entry: Entry) -> Problem:
     packed = Packed(str(checkout.folder.root), takes.names, statement(entry, checkout.text(entry.file)), ("", ""), NOT_TOLD)
     return Problem(
         number=entry.number, slug=entry.slug, version=0, title=_title(packed.statement, entry),
-        family=UNKNOWN, parallelism=UNKNOWN, collectives=(UNKNOWN,), origin=f"pack {checkout.folder.root.name}", split=UNKNOWN, sizes=SIZES, make_inputs=make_inputs,
+        family=UNKNOWN, parallelism=UNKNOWN, collectives=(UNKNOWN,), origin=f"pack {checkout.folder.root.name}", split=UNKNOWN,
+        sizes=SIZES, make_inputs=make_inputs,
         reference=solution, exact=nobody_told, cost=nobody_told, pack=packed,
     )  # fmt: skip
 
