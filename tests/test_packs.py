@@ -364,7 +364,7 @@ BROKEN = {
 
 
 def test_a_broken_file_does_not_lose_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "FILE_S", 6.0)
+    monkeypatch.setattr(told, "FILE_S", 4.0)
     files = {f"p{number:03d}_{slug}.py": text for number, (slug, (text, _)) in enumerate(BROKEN.items(), 10)}
     files |= variant(2, "lies", 'title="Double and sum."', "title=5") | variant(3, "renamed", 'slug="renamed"', 'slug="x"')
     files |= variant(4, "beside", "from arithmetic import doubled", "import arithmetic\ndoubled = arithmetic.doubled")

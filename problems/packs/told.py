@@ -44,8 +44,13 @@ def ask(folder: Folder) -> Answers:
         PackError: none of them can be used, for a reason of the pack's own.
     """
     answers = Answers({}, {})
-    while left := [e.slug for e in folder.entries if e.slug not in answers.told and e.slug not in answers.broken]:
+    left = [entry.slug for entry in folder.entries]
+    while left:
         _ask(folder, left, answers)
+        still = [slug for slug in left if slug not in answers.told and slug not in answers.broken]
+        if still == left:
+            raise PackError(f"pack {folder.root}: the process that reads it ended without a word about {left[0]}")
+        left = still
     return answers
 
 
