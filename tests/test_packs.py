@@ -221,6 +221,7 @@ def test_inputs_follow_our_secret_and_no_public_seed(checkout: packs.Pack) -> No
     assert torch.equal(mine[0], theirs[0])  # one seed for all ranks
     assert mine[1] == theirs[1]
     assert not torch.equal(theirs[0], other[0])
+    assert not set(theirs[1]) & set(other[1])
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
@@ -386,7 +387,7 @@ def test_an_input_function_that_fails_is_the_packs_fault(judge: Evaluator, tmp_p
     with loaded(write(tmp_path / "failing", {**CHECKOUT, "utils/input_output_tensors.py": failing})):
         verdict = verdict_of(judge, "failing/pairs")
     assert verdict.status is Status.INFRA
-    assert "create_input_tensor for pairs failed: .../input_output_tensors.py, line 10: ValueError: none left" in verdict.message
+    assert "create_input_tensor for pairs failed: .../input_output_tensors.py, line 13: ValueError: none left" in verdict.message
 
 
 def test_what_nobody_told_reads_unknown(checkout: packs.Pack) -> None:

@@ -11,6 +11,9 @@ _MARK = f'import os\n\nos.environ["{RAN}"] = "yes"\nprint("a pack prints")\n'
 INPUTS = (
     _MARK
     + """
+import random
+
+import numpy
 import torch
 
 
@@ -22,7 +25,8 @@ def create_input_tensor(problem_id, rank, world_size, m=1024, n=1024, dtype=torc
         return torch.full((m,), rank + 1.0, dtype=dtype, device=device)
     if problem_id == 6:
         torch.manual_seed(7)
-        return torch.rand(m, dtype=dtype, device=device), torch.Generator().manual_seed(8).initial_seed() % 5
+        other = torch.randn(2, generator=torch.Generator().manual_seed(8)).tolist()
+        return torch.rand(m, dtype=dtype, device=device), [numpy.random.default_rng(9).random(), random.Random(9).random(), *other]
     return (torch.randn(m, n, dtype=dtype, device=torch.device("cuda", rank)),)
 """
 )
@@ -76,7 +80,7 @@ def solution(x, scale=1.5):
         "    out = x.clone()\n    dist.all_reduce(out)\n    return out\n"
     ),
     "reference/6_rounded.py": (
-        "import torch.distributed as dist\n\n\ndef solution(x, extra):\n    out = (x + 2.0**24) - 2.0**24 + 0 * extra\n"
+        "import torch.distributed as dist\n\n\ndef solution(x, more):\n    out = (x + 2.0**24) - 2.0**24\n"
         "    dist.all_reduce(out)\n    return out\n"
     ),
     "reference/8_named.py": (
@@ -84,12 +88,13 @@ def solution(x, scale=1.5):
         + """
 import torch
 import torch.distributed as dist
+import utils.deeper
 
 
 def solution(x):
     stack = torch.empty(dist.get_world_size(), *x.shape, dtype=x.dtype, device="cuda")
     dist.all_gather_into_tensor(stack, x)
-    return {"mean": stack.mean(0), "largest": stack.amax(0), "shape": tuple(x.shape)}
+    return {"mean": utils.deeper.twice(stack).mean(0), "largest": stack.amax(0), "shape": tuple(x.shape)}
 """
     ),
 }
@@ -136,7 +141,8 @@ PROBLEM = Problem(
 '''
 FOLDER = {
     "p001_spread.py": SPREAD,
-    "arithmetic.py": _MARK + "\n\ndef doubled(x):\n    return 2 * x\n",
+    "arithmetic.py": _MARK + "\nfrom factors import TWO\n\n\ndef doubled(x):\n    return TWO * x\n",
+    "factors.py": "TWO = 2\n",
 }
 
 

@@ -9,6 +9,7 @@ Not here: which code (`public`); generators that are reached past torch's, numpy
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ def install() -> None:
         _replace(module, "manual_seed", _BITS)
     _replace(torch.cuda, "manual_seed_all", _BITS)
     _replace(random, "seed", _BITS)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy.random")  # which numpy itself puts off
     for name in ("seed", "default_rng", "RandomState") if _numpy() else ():
         _replace(_numpy(), name, _NUMPY_BITS)
     torch.Generator = _Generator  # type: ignore[misc]
@@ -72,7 +75,7 @@ class _Random(random.Random):
 
 
 def _numpy() -> Any:
-    """Numpy's random functions, where something has imported them."""
+    """Numpy's random functions, where there are any."""
     return sys.modules.get("numpy.random")
 
 
