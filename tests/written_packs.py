@@ -25,8 +25,9 @@ def create_input_tensor(problem_id, rank, world_size, m=1024, n=1024, dtype=torc
         return torch.full((m,), rank + 1.0, dtype=dtype, device=device)
     if problem_id == 6:
         torch.manual_seed(7)
-        other = torch.randn(2, generator=torch.Generator().manual_seed(8)).tolist()
-        return torch.rand(m, dtype=dtype, device=device), [numpy.random.default_rng(9).random(), random.Random(9).random(), *other]
+        more = torch.randn(2, generator=torch.Generator().manual_seed(8)).tolist()
+        more += [numpy.random.default_rng(9).random(), numpy.random.RandomState(9).rand(), random.Random(9).random()]
+        return torch.rand(m, dtype=dtype, device=device), more
     return (torch.randn(m, n, dtype=dtype, device=torch.device("cuda", rank)),)
 """
 )

@@ -34,8 +34,10 @@ def install() -> None:
     _replace(random, "seed", _BITS)
     with contextlib.suppress(ImportError):
         importlib.import_module("numpy.random")  # which numpy itself puts off
-    for name in ("seed", "default_rng", "RandomState") if _numpy() else ():
-        _replace(_numpy(), name, _NUMPY_BITS)
+    if numpy := _numpy():
+        _replace(numpy, "seed", _NUMPY_BITS)
+        _replace(numpy, "default_rng", _NUMPY_BITS)
+        numpy.RandomState = _hiding(numpy.RandomState)
     torch.Generator = _Generator  # type: ignore[misc]
     random.Random = _Random  # type: ignore[misc]
 
@@ -72,6 +74,15 @@ class _Random(random.Random):
 
     def seed(self, a: Any = None, version: int = 2) -> None:
         super().seed(_hidden(a, _BITS), version)
+
+
+def _hiding(state: type[Any]) -> type[Any]:
+    """Numpy's older generator, likewise; a class, because others ask what is one."""
+
+    def init(self: Any, seed: Any = None) -> None:
+        state.__init__(self, _hidden(seed, _NUMPY_BITS))
+
+    return type("RandomState", (state,), {"__init__": init})
 
 
 def _numpy() -> Any:
