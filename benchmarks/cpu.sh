@@ -7,6 +7,7 @@ set -eu
 out=${1:?name a folder for the results}
 export OMP_NUM_THREADS=1
 pkb bench examples --out "$out/examples"
+pkb bench lazy --out "$out/lazy"
 pkb bench null --readings 60 --out "$out/null"
 pkb bench latency --with-load-inline --repeats 10 --out "$out/latency"
 pkb bench throughput --slots 1,2,4 --candidates 80 --out "$out/throughput"

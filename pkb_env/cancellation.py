@@ -56,10 +56,12 @@ class Cancellation:
 
     def __init__(self) -> None:
         self._lock, self._channels, self._set = threading.Lock(), list[Channel](), False
+        self.why = ""
+        """Why those who wait still want a verdict, INFRA with these words; empty: nobody waits."""
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = "") -> None:
         with self._lock:
-            self._set = True
+            self._set, self.why = True, self.why or why
             for channel in self._channels:
                 say_goodbye(channel)
 

@@ -28,7 +28,7 @@ from pkb_env.protocol import Evaluates
 from pkb_env.spaces import SourceText
 from pkb_env.submission import MAX_TEXT_BYTES, Submission, code_in, invalid
 from problems.base import Problem
-from rewards.compose import get
+from rewards.presets import get
 from rewards.score import Reward, Score
 from rewards.verdict import Status, Verdict
 
@@ -61,7 +61,8 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
     """One problem at a time; `reset` draws it.
 
     Args:
-        problem: a name, a list of names, a split (`train`, `validation`, `test`) or `all`; `reset` draws one of them.
+        problem: a name, a list of names, a split (`train`, `validation`, `test`), a rung (`rung-1` to `rung-5`),
+            a rung of a split (`train/rung-1`) or `all`; `reset` draws one of them.
         backend: what candidates are written in.
         world_size: number of ranks.
         topology: where the ranks live.

@@ -12,8 +12,9 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from pkb_env.assembly import Case
 from pkb_env.attempt import Job
 from pkb_env.blame import run_with_blame
 from pkb_env.boxes import Task
-from pkb_env.cancellation import Cancellation
+from pkb_env.cancellation import Cancellation, Cancelled
 from pkb_env.config import EvalConfig
 from pkb_env.errors import InvalidSource, UsageError
 from pkb_env.machine import Machine
@@ -73,10 +74,20 @@ class Evaluator:
             check(findings)
         except InvalidSource as error:
             return invalid(submission, problem.version, error, findings=findings)
-        return self._evaluate(Case(submission, problem, candidate, findings), cancellation or Cancellation())
+        case, cancellation = Case(submission, problem, candidate, findings), cancellation or Cancellation()
+        try:
+            return self._evaluate(case, cancellation)
+        except Cancelled:
+            if not cancellation.why:
+                raise
+            return case.pending(self.machine()).but(stage="harness", message=cancellation.why)
 
-    def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
+    def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:
         """Verdicts in the order of the submissions, evaluated concurrently; equal submissions are run once.
+
+        Args:
+            submissions: what is to be evaluated.
+            deadline_s: seconds after which the rest is given up: INFRA, and not stored; None: never.
 
         Raises:
             UsageError: as `evaluate`, before anything is run.
@@ -85,7 +96,8 @@ class Evaluator:
         unique = list(dict.fromkeys(wanted))
         for submission in unique:
             self._checked(submission)
-        with ThreadPoolExecutor(max_workers=max(1, min(_MOST_THREADS, len(unique)))) as threads:
+        workers = max(1, min(_MOST_THREADS, len(unique)))
+        with _given_up_after(deadline_s, cancellation), ThreadPoolExecutor(max_workers=workers) as threads:
             try:
                 verdicts = list(threads.map(partial(self.evaluate, cancellation=cancellation), unique))
             except BaseException:  # an interrupt in this thread: the others must not go on for minutes
@@ -205,6 +217,20 @@ class Evaluator:
 
     def _key(self, verdict: Verdict) -> Key:
         return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))
+
+
+@contextmanager
+def _given_up_after(deadline_s: float | None, cancellation: Cancellation) -> Iterator[None]:
+    if deadline_s is None:
+        yield
+        return
+    timer = threading.Timer(deadline_s, cancellation.cancel, [f"given up: not evaluated within {deadline_s:g} s of its batch"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _job(case: Case, secret: bytes, cancellation: Cancellation) -> Job:

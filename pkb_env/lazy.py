@@ -2,14 +2,15 @@
 
 Whoever adds a problem gets them for free; the judge must find each of them wrong, on real inputs.
 
-Not here: judging them (`judge`), attacks on the harness (`tests/exploits`).
+Not here: judging them (`judge`), counting what passes (`bench.lazy`), attacks on the harness (`tests/exploits`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,38 +26,62 @@ _NEAR = 1.05
 """A guess of a number that is not the number."""
 
 
-def lazy_answers(problem: Problem, inputs: Inputs, other_inputs: Inputs) -> dict[str, list[Any]]:
-    """Lazy outputs of all ranks by name.
+@dataclass(frozen=True)
+class Case:
+    """What the lazy answers to one trial are made of, each part once and when it is asked for."""
 
-    Args:
-        problem: whose answers.
-        inputs: what the answers are to be judged on; left untouched.
-        other_inputs: inputs of another trial and the same shapes.
-    """
-    silenced = silenced_answer(problem, inputs)
-    right = honest_answer(problem, inputs)
-    return {
-        "zeros": _map(torch.zeros_like, silenced),
-        "ones": _map(torch.ones_like, silenced),
-        "constants": _map(_typical, right),
-        "first input": [_first_input(args, like) for args, like in zip(inputs, silenced, strict=True)],
-        "rank only": _all_like(silenced, problem.exact([_ranked(args, rank) for rank, args in enumerate(inputs)])),
-        "communication left out": silenced,
-        "answer for other inputs": _all_like(silenced, problem.exact(other_inputs)),
-        "dtype changed": _map(_other_dtype, right),
-        "one rank idle": [*right[:-1], _map(torch.zeros_like, right[-1])],
-    }
+    problem: Problem
+    inputs: Inputs
+    """What the answers are to be judged on; left untouched."""
+    other_inputs: Inputs
+    """Inputs of another trial."""
+    truth: list[Any] | None = None
+    """`exact` of the inputs, where it is known already."""
+
+    @cached_property
+    def silenced(self) -> list[Any]:
+        """The reference's answers when nobody talks."""
+        return silenced_answer(self.problem, self.inputs)
+
+    @cached_property
+    def right(self) -> list[Any]:
+        """The best answers that there are."""
+        return _all_like(self.silenced, self.problem.exact(self.inputs) if self.truth is None else self.truth)
+
+    def exactly(self, inputs: Inputs) -> list[Any]:
+        """What would be right for other arguments."""
+        return _all_like(self.silenced, self.problem.exact(inputs))
+
+
+KINDS: dict[str, Callable[[Case], list[Any]]] = {
+    "zeros": lambda case: _map(torch.zeros_like, case.silenced),
+    "ones": lambda case: _map(torch.ones_like, case.silenced),
+    "constants": lambda case: _map(_typical, case.right),
+    "first input": lambda case: [_first_input(args, like) for args, like in zip(case.inputs, case.silenced, strict=True)],
+    "rank only": lambda case: case.exactly([_ranked(args, rank) for rank, args in enumerate(case.inputs)]),
+    "communication left out": lambda case: case.silenced,
+    "answer for other inputs": lambda case: case.exactly(case.other_inputs),
+    "dtype changed": lambda case: _map(_other_dtype, case.right),
+    "one rank idle": lambda case: [*case.right[:-1], _map(torch.zeros_like, case.right[-1])],
+}
+"""Name -> lazy outputs of all ranks."""
+
+
+def lazy_answers(problem: Problem, inputs: Inputs, other_inputs: Inputs) -> dict[str, list[Any]]:
+    """Lazy outputs of all ranks by name; the other inputs must have the same shapes."""
+    case = Case(problem, inputs, other_inputs)
+    return {name: make(case) for name, make in KINDS.items()}
 
 
 def honest_answer(problem: Problem, inputs: Inputs) -> list[Any]:
     """`exact`, rounded once to the dtypes of the reference: the best answer that there is."""
-    return _all_like(silenced_answer(problem, inputs), problem.exact(inputs))
+    return Case(problem, inputs, inputs).right
 
 
 def rounded_answer(problem: Problem, inputs: Inputs, dtype: torch.dtype) -> list[Any]:
     """The answer of a kernel that is exact except that it reads its floating arguments as `dtype`."""
     rounded = _map(partial(_read_as, dtype), list(inputs))
-    return _all_like(silenced_answer(problem, inputs), problem.exact(rounded))
+    return Case(problem, inputs, inputs).exactly(rounded)
 
 
 def _read_as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
@@ -116,16 +141,20 @@ def _first_input(args: tuple[Any, ...], like: Any) -> Any:
 
 
 def _squeezed(source: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """As many leading elements as fit, repeated where they do not suffice."""
+    """As many leading elements as fit, repeated where they do not suffice; zeros where there are none."""
     if source.is_complex() and not like.is_complex():
         source = torch.view_as_real(source)
-    times = -(-like.numel() // max(1, source.numel()))
+    if not source.numel():
+        return torch.zeros_like(like)
+    times = -(-like.numel() // source.numel())
     return source.flatten().repeat(times)[: like.numel()].view(like.shape).to(like.dtype)
 
 
 def _typical(tensor: torch.Tensor) -> torch.Tensor:
     """The mean everywhere, of a single element something near it; for integers and booleans the most frequent value."""
     flat = tensor.flatten()
+    if not flat.numel():
+        return flat.view(tensor.shape)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return torch.full_like(tensor, flat.to(torch.int64).mode().values.item())
     mean = (flat if tensor.is_complex() else flat.double()).mean()

@@ -1,11 +1,13 @@
-"""From what a caller names (`"allreduce"`, a list, `"train"`) to problems; unknown names and unfit settings are UsageErrors.
+"""From what a caller names (`"allreduce"`, a list, `"train"`, `"rung-1"`, `"train/rung-1"`) to problems.
 
-Not here: the problems themselves (`problems`).
+Unknown names and unfit settings are UsageErrors.
+Not here: the problems themselves, which rung each is on (`problems`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,9 @@ from problems.base import PROFILES, SPLITS, Problem
 
 if TYPE_CHECKING:
     from problems.packs import Pack
+
+_SET = re.compile("|".join(("all", *SPLITS, r"rung-\d+")))
+"""What no pack can be called."""
 
 
 def named(name: str) -> Problem:
@@ -30,16 +35,18 @@ def named(name: str) -> Problem:
 
 
 def problem_set(wanted: str | Iterable[str]) -> tuple[Problem, ...]:
-    """The problems of a split (`train`, `validation`, `test`), of `all`, of one name or of several names, by number.
+    """The problems of one name or of several names, by number.
 
-    `pack/all` and `pack/train` are a pack's; without a pack both mean the problems of this repository.
+    A name is a problem's, a split (`train`, `validation`, `test`), a rung of the ladder (`rung-1` to `rung-5`) or `all`;
+    of names with `/` between them, a set's first, what they have in common, `train/rung-1`.  `pack/all` and `pack/train` are a
+    pack's; without a pack both mean the problems of this repository.
 
     Raises:
         UsageError: a name that does not exist, or nothing at all.
     """
-    found = [problem for name in ([wanted] if isinstance(wanted, str) else wanted) for problem in _of(name)]
+    found = [problem for name in ([wanted] if isinstance(wanted, str) else wanted) for problem in _common(name)]
     if not found:
-        raise UsageError(f"problem={wanted!r} names no problem; give a name, a list of names, a split or 'all'")
+        raise UsageError(f"problem={wanted!r} names no problem; give a name, a list of names, a split, a rung or 'all'")
     return tuple(sorted({problem.slug: problem for problem in found}.values(), key=_order))
 
 
@@ -83,6 +90,14 @@ def broken(path: str | os.PathLike[str] | None) -> list[str]:
     return [f"{pack.name}/{slug} cannot be used: {why}" for slug, why in pack.broken.items()] if pack else []
 
 
+def _common(name: str) -> list[Problem]:
+    parts = name.split("/")
+    if not _SET.fullmatch(parts[0]):
+        return _of(name)
+    first, *others = map(_of, parts)
+    return [problem for problem in first if all(problem.slug in {each.slug for each in other} for other in others)]
+
+
 def _of(name: str) -> list[Problem]:
     where, _, kind = name.rpartition("/")
     if where and kind in (*SPLITS, "all"):
@@ -91,6 +106,8 @@ def _of(name: str) -> list[Problem]:
         return [problem for problem in map(problems.load, problems.names()) if problem.split == name]
     if name == "all":
         return [problems.load(each) for each in problems.names()]
+    if match := re.fullmatch(r"rung-(\d+)", name):
+        return _rung(int(match[1]))
     return [named(name)]
 
 
@@ -107,3 +124,10 @@ def _of_pack(where: str) -> list[Problem]:
 def _order(problem: Problem) -> tuple[str, int, str]:
     """Those of this repository first, packs one after the other, each by number."""
     return problem.pack.path if problem.pack else "", problem.number, problem.slug
+
+
+def _rung(number: int) -> list[Problem]:
+    ladder = problems.ladder()
+    if number not in ladder:
+        raise UsageError(f"there is no rung-{number}; there are {', '.join(f'rung-{each}' for each in ladder)}")
+    return ladder[number]

@@ -20,8 +20,11 @@ class Evaluates(Protocol):
         """
         ...
 
-    def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
-        """Verdicts in the order of the submissions, evaluated concurrently; equal submissions are run once."""
+    def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:
+        """Verdicts in the order of the submissions, evaluated concurrently; equal submissions are run once.
+
+        What is not done `deadline_s` seconds later is INFRA.
+        """
         ...
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class RecordedEvaluator:
         found = self._store.search(limit=1, **_columns(submission, version, candidate))
         return found[0].verdict if found else self._miss(submission, version, candidate)
 
-    def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
+    def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:  # noqa: ARG002
         """Verdicts in the order of the submissions."""
         return [self.evaluate(submission) for submission in submissions]
 

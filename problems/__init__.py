@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from problems.base import Problem
     from problems.packs import Pack
 
-__all__ = ["UnknownProblem", "by_split", "check_world", "load", "load_pack", "names", "reference_source"]
+__all__ = ["UnknownProblem", "by_split", "check_world", "ladder", "load", "load_pack", "names", "reference_source"]
 
 _FILE = re.compile(r"p(\d{3})_(\w+)")
 
@@ -72,6 +72,14 @@ def by_split(split: str) -> list[Problem]:
     if not found:
         raise UnknownProblem(f"no problem belongs to split {split!r}; there are train, validation and test")
     return found
+
+
+def ladder() -> dict[int, list[Problem]]:
+    """All problems by rung, 1 (to begin with) to 5; the formula stands in the head of `problems.rungs`."""
+    from problems.rungs import RUNGS, rung  # noqa: PLC0415  imports torch, which names do without
+
+    every = list(map(load, names()))
+    return {number: [problem for problem in every if rung(problem) == number] for number in RUNGS}
 
 
 def check_world(problem: Problem, world_size: int) -> None:

@@ -1,6 +1,6 @@
 """The contract of a problem, and the recipe for a new one.
 
-A new problem is one file `problems/pNNN_<slug>.py`; nothing else is touched, the contract test finds it:
+A new problem is one file `problems/pNNN_<slug>.py`; the contract test finds it:
 
 1. Head comment: one line that says what it is, then Axes (letters, which axis is split over ranks), In, Out, Maths,
    Wire (what must be sent), Needs (constraints on W), Not here.
@@ -11,6 +11,7 @@ A new problem is one file `problems/pNNN_<slug>.py`; nothing else is touched, th
    torch.distributed, without calling `reference` and without changing its inputs: an independent second statement of the problem.
 5. `cost(size, world_size, itemsize)`: the least any algorithm must send, touch and compute.
 6. `PROBLEM = Problem(...)` at the foot.
+7. `pkb list --markdown > docs/PROBLEMS.md`, and a line in `problems.kinship` if it is nearly the same as another one.
 
 What does not belong: problems whose answer can be guessed (constant, independent of an input, solvable from the own
 rank's data alone) under the `hardened` profile.

@@ -42,6 +42,29 @@ def swiglu(x: torch.Tensor, gate: Layer, up: Layer, down: Layer) -> torch.Tensor
     return F.linear(F.silu(F.linear(x, *gate)) * F.linear(x, *up), *down)
 
 
+def moe_layer(
+    hidden_states: torch.Tensor,
+    router: tuple[torch.Tensor, torch.Tensor | None],
+    layers: tuple[Layer, Layer, Layer],
+    top_k: int,
+    span: tuple[int, int],
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """A router's softmax over all experts, then what the most probable of them say of each token, [T, N].
+
+    Args:
+        hidden_states: [T, N] or [1, T, N].
+        router: weight [E, N] and bias [E], if it has one.
+        layers: gate, up and down of this rank's experts.
+        top_k: experts of a token.
+        span: first rank and number of ranks over which the E experts are spread.
+        group: its ranks; all of them take part.
+    """
+    tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+    probabilities = F.linear(tokens, *router).softmax(-1)
+    return routed_through_experts(tokens, probabilities, top_k, lambda rows: swiglu(rows, *layers), span, group)
+
+
 def routed_through_experts(
     tokens: torch.Tensor,
     probabilities: torch.Tensor,

@@ -13,41 +13,17 @@ Not here  a B that ranks share, bias, activation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from problems.base import Cost, Draw, Problem, Size
+from problems.base import Problem, Size
 from problems.collectives import gathered
-from problems.gemm import draw_gathered, exact_gathered
-
-
-def make_inputs(draw: Draw, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normal values scaled by K^-1/4, and A's by a factor of its own per rank too."""
-    return draw_gathered(draw, size["M"], size["K"], size["N"])
+from problems.gemm import gathered_cost, gathered_inputs, gathered_truth
 
 
 def reference(A_local: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A @ B, [M, N], as a view of its transpose."""
     transposed = gathered(A_local.t())
     return (B.t() @ transposed).t()
-
-
-def exact(inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """A sum of products of blocks in float64, for every B."""
-    blocks = [a for a, _ in inputs]
-    return [exact_gathered(blocks, b) for _, b in inputs]
-
-
-def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """A block of A to every other rank, then a whole product."""
-    rows, columns, local = size["M"], size["N"], max(1, size["K"] // world_size)
-    inner = local * world_size
-    return Cost(
-        wire_bytes=(world_size - 1) * rows * local * itemsize,
-        memory_bytes=(rows * inner + inner * columns + rows * columns) * itemsize,
-        flops=2 * rows * inner * columns,
-    )
 
 
 PROBLEM = Problem(
@@ -68,8 +44,8 @@ PROBLEM = Problem(
         "large": Size("large", {"M": 8192, "N": 8192, "K": 8192}),
         "upstream": Size("upstream", {"M": 1024, "N": 1024, "K": 512}),
     },
-    make_inputs=make_inputs,
+    make_inputs=gathered_inputs,
     reference=reference,
-    exact=exact,
-    cost=cost,
+    exact=gathered_truth,
+    cost=gathered_cost,
 )

@@ -83,7 +83,7 @@ PROBLEM = Problem(
     parallelism="TP",
     collectives=("all_gather", "reduce_scatter"),
     origin="generic (Megatron-LM, shape of a sequence-parallel MLP)",
-    split="test",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"M": 53, "H": 46, "F": 61}),
         "default": Size("default", {"M": 192, "H": 192, "F": 384}),

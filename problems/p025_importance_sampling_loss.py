@@ -150,7 +150,7 @@ PROBLEM = Problem(
     parallelism="DP",
     collectives=("all_reduce",),
     origin="xorl importance sampling loss (Tinker-style policy gradient)",
-    split="test",
+    split="validation",
     sizes={
         "tiny": Size("tiny", {"M": 61, "N": 48, "V": 503}),
         "default": Size("default", {"M": 256, "N": 64, "V": 2048}),

@@ -20,6 +20,7 @@ from problems.adam import adam
 from problems.base import Problem, Size
 from problems.collectives import gathered, reduce_scattered
 from problems.mlp import flattened, mlp_gradients, unflattened
+from problems.worlds import one_each
 from problems.zero import cost, exact, make_inputs
 
 
@@ -50,12 +51,6 @@ def reference(
     return (*unflattened(gathered(mine), like), exp_avg, exp_avg_sq)
 
 
-def valid_world(world_size: int) -> str | None:
-    """Every rank must hold at least one row of the smallest size."""
-    fewest = min(size["R"] for size in SIZES.values())
-    return None if 1 <= world_size <= fewest else f"it needs 1 to {fewest} ranks, one row each"
-
-
 SIZES = {
     "tiny": Size("tiny", {"R": 67, "I": 13, "H": 29, "O": 7}),
     "default": Size("default", {"R": 128, "I": 192, "H": 256, "O": 96}),
@@ -80,5 +75,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=valid_world,
+    valid_world=one_each(SIZES, "R", "row"),
 )

@@ -80,7 +80,7 @@ PROBLEM = Problem(
     parallelism="TP",
     collectives=("reduce_scatter_tensor",),
     origin="Megatron-LM sequence parallelism, TensorRT-LLM and vLLM fused reduce-scatter and RMSNorm",
-    split="test",
+    split="validation",
     sizes={
         "tiny": Size("tiny", {"M": 13, "N": 67}),
         "default": Size("default", {"M": 64, "N": 1024}),

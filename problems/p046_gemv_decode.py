@@ -69,7 +69,7 @@ PROBLEM = Problem(
     parallelism="TP",
     collectives=("all_gather",),
     origin="Megatron-LM and vLLM vocabulary-parallel head, decoding",
-    split="validation",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"T": 5, "K": 61, "V": 67}),
         "default": Size("default", {"T": 8, "K": 512, "V": 2003}),

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from problems.base import Cost, Draw, Problem, Size, Tolerance
-from problems.moe import routed_through_experts, swiglu
+from problems.moe import moe_layer
 from problems.moe_exact import doubled, outputs
 from problems.moe_inputs import layer_cost, layer_inputs
 
@@ -47,12 +46,8 @@ def reference(
 ) -> torch.Tensor:
     """The layer's output for this rank's tokens, [T, N]; num_experts says what gate_weight shows."""
     assert num_experts == len(gate_weight)
-    tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
-    probabilities = F.linear(tokens, gate_weight, gate_bias).softmax(-1)
-    span = 0, dist.get_world_size(group)
-    return routed_through_experts(
-        tokens, probabilities, top_k, lambda rows: swiglu(rows, gate_proj, up_proj, down_proj), span, group
-    )
+    layers, span = (gate_proj, up_proj, down_proj), (0, dist.get_world_size(group))
+    return moe_layer(hidden_states, (gate_weight, gate_bias), layers, top_k, span, group)
 
 
 def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:

@@ -63,7 +63,7 @@ PROBLEM = Problem(
     parallelism="DP",
     collectives=("reduce_scatter_tensor",),
     origin="Transformer Engine delayed scaling, MS-AMP fp8 gradient collectives",
-    split="test",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"P": 1009}),
         "default": Size("default", {"P": 131072}),

@@ -62,7 +62,7 @@ PROBLEM = Problem(
     parallelism="FSDP",
     collectives=("all_gather_into_tensor",),
     origin="Transformer Engine, torchao float8 FSDP all-gather",
-    split="test",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"P": 1009}),
         "default": Size("default", {"P": 131072}),

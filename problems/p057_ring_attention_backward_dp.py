@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from problems.base import Cost, Draw, Problem, Size, Tolerance
 from problems.collectives import gathered, reduce_scattered
-from problems.draws import turn
+from problems.ring_cases import options
+from problems.worlds import one_each
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
@@ -37,10 +38,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
         k, v = _keys(draw, shape)
         out, lse = _attended(q, k, v, size["D"] ** -0.5, None)
         return dout, q, k, v, out.to(draw.dtype), lse.to(draw.dtype), None, False, None, None
-    kind = turn(draw, 4)
-    causal = kind % 2 == 0
-    factor = 0.5 + float(torch.rand((), generator=draw.shared("scale")))
-    scale = factor * size["D"] ** -0.5 if kind // 2 else None
+    scale, causal = options(draw, size["D"])
     ranks = range(draw.rank + 1 if causal else draw.world_size)
     blocks = [_keys(replace(draw, rank=rank), shape) for rank in ranks]
     keys, values = (torch.cat([block[i] for block in blocks], dim=1) for i in range(2))
@@ -151,12 +149,6 @@ def cost(size: Size, world_size: int, itemsize: int) -> Cost:
     )
 
 
-def valid_world(world_size: int) -> str | None:
-    """Every rank must hold at least one position of the smallest size."""
-    fewest = min(size["T"] for size in SIZES.values())
-    return None if 1 <= world_size <= fewest else f"it needs 1 to {fewest} ranks, one position each"
-
-
 SIZES = {
     "tiny": Size("tiny", {"B": 2, "T": 44, "H": 3, "D": 16}),
     "default": Size("default", {"B": 1, "T": 256, "H": 4, "D": 48}),
@@ -183,5 +175,5 @@ PROBLEM = Problem(
     reference=reference,
     exact=exact,
     cost=cost,
-    valid_world=valid_world,
+    valid_world=one_each(SIZES, "T", "position"),
 )

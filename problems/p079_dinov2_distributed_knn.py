@@ -7,6 +7,7 @@ Out       similarities [Q_r, k], falling, in the dtype of the features, and labe
 Maths     similarity = query . training feature, in fp32 at least; the k largest over all ranks' samples, and their labels
 Wire      queries to all ranks; k similarities and labels per query back from each
 Needs     N_r >= k
+Profiles  `upstream` has near ties that rounding decides: the labels of a right answer may be refused there
 Not here  normalisation, ties (the inputs have none), votes
 """
 

@@ -126,7 +126,7 @@ PROBLEM = Problem(
     parallelism="TP",
     collectives=("all_reduce",),
     origin="Megatron-LM tensor-parallel Muon",
-    split="test",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"R": 23, "C": 61}),
         "default": Size("default", {"R": 128, "C": 512}),

@@ -6,11 +6,15 @@
 Not here: how a verdict comes about (`pkb_env`), what is done with a score (`training`).
 """
 
-from rewards.compose import KINDS, PRESETS, Composed, Part, from_toml, get
+from rewards.advantage import ADVANTAGES
+from rewards.compose import KINDS, Composed, Part, from_toml
+from rewards.presets import PRESETS, get
+from rewards.returns import discounted
 from rewards.score import History, Reward, Score, Scorer, Term
 from rewards.verdict import Finding, RankReport, Status, Verdict
 
 __all__ = [
+    "ADVANTAGES",
     "KINDS",
     "PRESETS",
     "Composed",
@@ -24,6 +28,7 @@ __all__ = [
     "Status",
     "Term",
     "Verdict",
+    "discounted",
     "from_toml",
     "get",
 ]

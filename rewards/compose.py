@@ -1,6 +1,7 @@
-"""From terms to a reward: the presets, and rewards read from a TOML file.
+"""From terms to a reward, also read from a TOML file.
 
     name = "mine"
+    advantage = "dr_grpo"
     [[terms]]
     kind = "status_floor"
     [[terms]]
@@ -8,9 +9,9 @@
     weight = 0.5
     high = 3.0
 
-A new kind of term is one class and one entry in `KINDS`; a new preset is one entry in `PRESETS`.
+A new kind of term is one class and one entry in `KINDS`.
 
-Not here: what a term computes (`correctness`, `speed`).
+Not here: what a term computes (`correctness`, `speed`, `coverage`), the rewards that have names (`presets`).
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from rewards.advantage import ADVANTAGES
 from rewards.correctness import Correct, StatusFloor
-from rewards.score import History, Reward, Score, Scorer, Term
-from rewards.speed import LogSpeed, Speedup
+from rewards.coverage import Coverage
+from rewards.score import History, Score, Scorer, Term
+from rewards.speed import Faster, Levels, LogSpeed, SpeedOfLight, Speedup
 from rewards.verdict import Status, Verdict
 
-KINDS: Mapping[str, type[Scorer]] = {k.kind: k for k in (StatusFloor, Correct, LogSpeed, Speedup)}
+KINDS: Mapping[str, type[Scorer]] = {
+    k.kind: k for k in (StatusFloor, Correct, LogSpeed, Speedup, Faster, Levels, SpeedOfLight, Coverage)
+}
 """Kinds of terms a TOML file can name."""
 
+_TEXTS = (("name", None), ("about", ""), ("advantage", "grpo"))
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -55,13 +61,16 @@ class Composed:
     """A weighted sum of terms.  INFRA is unscored whatever the terms are.
 
     Raises:
-        ValueError: no part, two parts of one name, or a name with other characters than letters, digits, `_`, `.`, `-`.
+        ValueError: no part, two parts of one name, a name with other characters than letters, digits, `_`, `.`, `-`, or no
+            such advantage.
     """
 
     name: str
     parts: tuple[Part, ...]
     about: str = ""
     """Formula, source and known failures."""
+    advantage: str = "grpo"
+    """How the scores of a group are compared: a name of `rewards.advantage.ADVANTAGES`."""
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parts]
@@ -70,6 +79,8 @@ class Composed:
         for name in (self.name, *names):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"reward {self.name!r}: name {name!r} has other characters than letters, digits, _ . -")
+        if self.advantage not in ADVANTAGES:
+            raise ValueError(f"reward {self.name!r}: unknown advantage {instead(self.advantage, ADVANTAGES)}")
 
     @property
     def __name__(self) -> str:
@@ -81,47 +92,18 @@ class Composed:
         infra = verdict.status is Status.INFRA
         return Score(tuple(Term(p.name, None if infra else p.scorer.score(verdict, history), p.weight) for p in self.parts))
 
+    def advantages(self, scores: Sequence[Score]) -> list[float]:
+        """The advantage of every sample of one group."""
+        return ADVANTAGES[self.advantage]([None if score.unscored else score.total for score in scores])
+
     def to_toml(self) -> str:
         """A file's text; `from_toml` gives an equal reward back."""
-        lines = [f"name = {_quote(self.name)}", f"about = {_quote(self.about)}"]
+        lines = [f"{key} = {_quote(getattr(self, key))}" for key in ("name", "about", "advantage")]
         for part in self.parts:
             settings: dict[str, Any] = {"kind": part.scorer.kind, "name": part.name, "weight": part.weight}
             settings |= {f.name: getattr(part.scorer, f.name) for f in fields(part.scorer)}  # type: ignore[arg-type]
             lines += ["", "[[terms]]", *(f"{key} = {_quote(value)}" for key, value in settings.items())]
         return "\n".join(lines) + "\n"
-
-
-PRESETS: Mapping[str, Reward] = {
-    "default": Composed(
-        name="default",
-        parts=(Part(StatusFloor()), Part(LogSpeed())),
-        about="status floor + clip(log2(proven speed-up), -1, 2), between -2 and 3.  Proven: the lower end of the interval, "
-        "nothing above 1 unless the pairs prove it, nothing beyond the roofline.  A correct answer earns 0 to 3 (1 at parity), "
-        "a wrong one -0.8 to -0.7, a broken one -1 to -0.85, cheating -2.  A correct answer without usable times earns 1.",
-    ),
-    "kevin": Composed(
-        name="kevin",
-        parts=(Part(Correct(), weight=0.3), Part(Speedup())),
-        about="0.3 c + s c, c = 1 if correct else 0, s = reference time / candidate time (arXiv 2507.11948).  Known failure: "
-        "s has no upper bound and is a point estimate, so one mismeasured or cheating outlier dominates its batch.  Differs "
-        "from the paper in what c means: ours are the judge's verdicts; sources are screened, not zeroed for using torch.",
-    ),
-}
-
-
-def get(name_or_path: str | Path) -> Reward:
-    """A preset by name, or a reward from a TOML file (anything that ends in `.toml`).
-
-    Raises:
-        ValueError: no such preset, with the closest one; or a bad file.
-        FileNotFoundError: no such file.
-    """
-    if str(name_or_path).endswith(".toml"):
-        return from_toml(name_or_path)
-    try:
-        return PRESETS[str(name_or_path)]
-    except KeyError:
-        raise ValueError(f"unknown reward {_instead(str(name_or_path), PRESETS)}; or name a .toml file") from None
 
 
 def from_toml(path: str | Path) -> Composed:
@@ -133,10 +115,11 @@ def from_toml(path: str | Path) -> Composed:
     """
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        _refuse_unknown("key", raw, ("name", "about", "terms"))
+        _refuse_unknown("key", raw, ("name", "about", "advantage", "terms"))
         tables = _fit("terms", raw.get("terms", []), list)
         parts = tuple(_part(f"terms[{i}]", _fit(f"terms[{i}]", table, dict)) for i, table in enumerate(tables))
-        return Composed(_fit("name", raw.get("name"), str), parts, _fit("about", raw.get("about", ""), str))
+        name, about, advantage = (_fit(key, raw.get(key, plain), str) for key, plain in _TEXTS)
+        return Composed(name, parts, about, advantage)
     except ValueError as error:
         raise ValueError(f"reward file {path}: {error}") from error
 
@@ -144,7 +127,7 @@ def from_toml(path: str | Path) -> Composed:
 def _part(where: str, table: dict[str, Any]) -> Part:
     kind = _fit(f"{where}.kind", table.get("kind"), str)
     if kind not in KINDS:
-        raise ValueError(f"{where}: unknown kind {_instead(kind, KINDS)}")
+        raise ValueError(f"{where}: unknown kind {instead(kind, KINDS)}")
     hints = get_type_hints(KINDS[kind])
     wanted = {f.name: hints[f.name] for f in fields(KINDS[kind])}  # type: ignore[arg-type]
     settings = {key: value for key, value in table.items() if key not in ("kind", "name", "weight")}
@@ -170,14 +153,17 @@ def _fit(where: str, value: Any, wanted: type) -> Any:
 def _refuse_unknown(what: str, came: Collection[str], known: Collection[str]) -> None:
     for name in came:
         if name not in known:
-            raise ValueError(f"unknown {what} {_instead(name, known)}")
+            raise ValueError(f"unknown {what} {instead(name, known)}")
 
 
-def _instead(name: str, known: Collection[str]) -> str:
+def instead(name: str, known: Collection[str]) -> str:
+    """A name that came, the known one that is closest, and all known ones."""
     close = get_close_matches(name, known, n=1)
     return f"{name!r};{f' did you mean {close[0]!r}?' if close else ''} there are: {', '.join(known) or 'none'}"
 
 
 def _quote(value: str | float) -> str:
-    """A TOML value: its strings are JSON's, save for the control character JSON lets through."""
+    """A TOML value: its strings are JSON's, save for the control character JSON lets through; so are its numbers but one."""
+    if value == math.inf:
+        return "inf"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -46,15 +46,107 @@ class LogSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """The speed-up's point estimate itself: unbounded, and blind to noise; 0 for a failure."""
+    """The speed-up's point estimate itself, 0 below `low` and clipped at `high`; blind to noise; 0 for a failure.
+
+    Raises:
+        ValueError: not 0 <= low <= high.
+    """
 
     kind: ClassVar[str] = "speedup"
 
+    low: float = 0.0
+    high: float = math.inf
+    untimed: bool = False
+    """Whether a correct answer without usable times earns 1, as at parity, instead of dropping out."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise ValueError(f"wanted 0 <= low <= high; came low={self.low!r}, high={self.high!r}")
+
     def score(self, verdict: Verdict, history: History) -> float | None:  # noqa: ARG002
-        """A number >= 0; None for a correct answer without usable times."""
+        """0, or a number from low to high; None for a correct answer without usable times, unless `untimed`."""
         if not verdict.correct:
             return 0.0
-        return verdict.speedup if verdict.comparable else None
+        found = verdict.speedup if verdict.comparable else None
+        if found is None:
+            return 1.0 if self.untimed else None
+        return 0.0 if found < self.low else min(found, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Faster:
+    """1 for a correct answer whose proven speed-up is above `above`, else 0: fast_p as a term.
+
+    Raises:
+        ValueError: `above` is negative or not finite.
+    """
+
+    kind: ClassVar[str] = "faster"
+
+    above: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.above < math.inf:
+            raise ValueError(f"wanted a finite above >= 0; came above={self.above!r}")
+
+    def score(self, verdict: Verdict, history: History) -> float | None:  # noqa: ARG002
+        """0.0 or 1.0; None for a correct answer without usable times."""
+        if not verdict.correct:
+            return 0.0
+        paid = proven_speedup(verdict)
+        return None if paid is None else float(paid > self.above)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """-1 for a failure, 1 for a correct answer, 2 if proven faster than the reference, 3 if than another implementation too.
+
+    Raises:
+        ValueError: a negative margin, or one that is not finite.
+    """
+
+    kind: ClassVar[str] = "levels"
+
+    margin: float = 0.05
+    """How much faster it must be."""
+    other: str = "tuned"
+    """Name among the verdict's `baselines`; where no such time was taken, 2 is the highest level."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < math.inf:
+            raise ValueError(f"wanted a finite margin >= 0; came margin={self.margin!r}")
+
+    def score(self, verdict: Verdict, history: History) -> float:  # noqa: ARG002
+        """-1.0, 1.0, 2.0 or 3.0."""
+        if not verdict.correct:
+            return -1.0
+        paid, needed = proven_speedup(verdict), 1 + self.margin
+        if paid is None or paid <= needed:
+            return 1.0
+        other = verdict.baselines.get(self.other)
+        return 3.0 if other is not None and paid * other / verdict.baselines["reference"] > needed else 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOfLight:
+    """1 / (1 + (t - bound) / (reference - bound)) with t = reference / proven speed-up: 1/2 at parity, 1 at the roofline.
+
+    t lies never below the bound, because proven speed-ups are cut off there; a bound that the reference itself beats is a
+    wrong one.  0 for a failure.
+    """
+
+    kind: ClassVar[str] = "speed_of_light"
+
+    def score(self, verdict: Verdict, history: History) -> float:  # noqa: ARG002
+        """From 0 to 1; a correct answer without usable times, or without a bound, earns 1/2."""
+        if not verdict.correct:
+            return 0.0
+        paid, bound, reference = proven_speedup(verdict), verdict.bound_ms, verdict.baselines.get("reference", 0.0)
+        if paid is None or not bound or reference <= bound:
+            return 0.5
+        if paid <= 0:
+            return 0.0
+        return min(1.0, (reference - bound) / (reference / paid + reference - 2 * bound))
 
 
 def proven_speedup(verdict: Verdict) -> float | None:

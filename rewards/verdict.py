@@ -3,7 +3,7 @@
 The evaluator fills a `Verdict`, rewards read it, the store keeps it as JSON.  A verdict refuses numbers that do not go
 with its status: "wrong, yet twice as fast" cannot be built.
 
-Not here: how a verdict is reached (`pkb_env`), what it is worth (`rewards.compose`).
+Not here: how a verdict is reached (`pkb_env`), what it is worth (`rewards.presets`).
 """
 
 from __future__ import annotations

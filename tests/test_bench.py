@@ -21,13 +21,16 @@ from hypothesis import strategies as st
 from verdicts import example, timed
 
 from pkb_env import backends
-from pkb_env.bench import examples, latency, null, texts, throughput
+from pkb_env.bench import examples, latency, lazy, null, texts, throughput
 from pkb_env.bench.examples_run import Plan as ExamplesPlan
+from pkb_env.bench.lazy_run import ANSWERS
+from pkb_env.bench.lazy_run import Plan as LazyPlan
 from pkb_env.bench.null_run import Notebook, Plan, take
 from pkb_env.config import EvalConfig
 from pkb_env.errors import UsageError
 from pkb_env.evaluator import Evaluator
 from pkb_env.load import Meter, Others
+from pkb_env.problem_set import problem_set
 from pkb_env.submission import Candidate, Submission, read
 from rewards.verdict import Status
 
@@ -317,6 +320,62 @@ def test_a_table_of_the_examples(tmp_path: Path) -> None:
     assert [row["status"] for row in told["rows"]] == ["CORRECT"] * count
     assert all(row["bound_ms"] < row["time_ms"] and row["share"] == row["bound_ms"] / row["time_ms"] for row in told["rows"])
     assert re.search(rf"(?m)^examples {count}/{count}: cpp_vocab_parallel_cross_entropy_loss \d", done.stderr)
+
+
+BOTH = (lazy.RIGHT, lazy.REFERENCE)
+LAZY = (
+    lazy.Row("allreduce", "upstream", "upstream", 5, BOTH, ("zeros", lazy.TRUE, *BOTH)),
+    lazy.Row("allgather", "upstream", "tiny", 5, ("zeros", *BOTH), ("zeros", "ones", lazy.REFERENCE)),
+    lazy.Row("allreduce", "hardened", "default", 1, BOTH, BOTH, {"ones": "ValueError: a | b"}),
+    lazy.Row("allgather", "hardened", "default", 0, failed="RankFailed: late"),
+)
+LAZY_TOLD = {**TOLD, "command": "pkb bench lazy", "trials": 5, "seconds": 1.6, "peak_bytes": 3 << 20, "dtype": "float32"}
+
+
+def test_lazy_answers_are_counted_by_hand() -> None:
+    columns = [(profile, check) for profile in ("upstream", "hardened") for check in ("public check", "judge")]
+    found = lazy.counts(LAZY, ("zeros", "ones", lazy.TRUE, lazy.RIGHT))
+    assert {kind: [count[column] for column in columns] for kind, count in found.items()} == {
+        "zeros": [2, 1, 0, 0], "ones": [1, 0, 0, 0], lazy.TRUE: [1, 0, 0, 0], lazy.RIGHT: [1, 2, 1, 1], lazy.ANY: [2, 1, 0, 0],
+    }  # fmt: skip
+
+
+def test_the_page_of_lazy_answers() -> None:
+    text = lazy.markdown(LAZY, ("zeros", lazy.TRUE), LAZY_TOLD)
+    lines = text.splitlines()
+    assert lines[0] == "# Lazy answers on a machine"
+    assert lines[4].endswith("2 ranks, 5 trials; took 2 s and at most 3 MiB in one process.")
+    assert "| answer | upstream, public check, of 2 | upstream, judge, of 2 | hardened, public check, of 1 |" in lines[6]
+    assert "| zeros | 2 | 1 | 0 | 0 |" in lines
+    assert "| allgather | upstream | zeros, ones | zeros |" in lines
+    assert f"| allgather | upstream | {lazy.RIGHT} |  |" in lines
+    assert "| allreduce | hardened | ones | ValueError: a \\| b |" in lines
+    assert "| allgather | hardened | all | RankFailed: late |" in lines
+    assert "`upstream` has upstream, but where that is too heavy for a CPU: allgather have tiny.  `hardened` has default" in text
+
+
+def test_a_shape_that_is_too_heavy_gives_way() -> None:
+    plan = LazyPlan(problem_set("all"))
+    light, heavy = problem_set("allreduce")[0], problem_set("opensora_conv3d_allreduce")[0]
+    assert [plan.size_of(light, profile) for profile in ("upstream", "hardened")] == ["upstream", "default"]
+    assert plan.size_of(heavy, "upstream") in ("default", "tiny")
+
+
+def test_lazy_answers_pass_upstream_and_are_refused_here(tmp_path: Path) -> None:
+    both = ("--problems", "allreduce", "--problem", "allgather")
+    done = pkb_bench("lazy", *both, "--trials", "2", "-s", "tiny", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lazy.md").read_text(encoding="utf-8") == done.stdout
+    told = json.loads((tmp_path / "lazy.json").read_text(encoding="utf-8"))
+    assert told["command"] == f"pkb bench lazy --problem allreduce --problem allgather --trials 2 --size tiny --out {tmp_path}"
+    assert set(told["counts"]) == {*ANSWERS, lazy.ANY}
+    assert told["counts"]["rank only"] == {
+        "upstream, public check": 2, "upstream, judge": 2, "hardened, public check": 0, "hardened, judge": 0,
+    }  # fmt: skip
+    assert all(set(told["counts"][answer].values()) == {2} for answer in BOTH)
+    assert all(row["judge"] == [*BOTH] and row["trials"] == 1 for row in told["rows"] if row["profile"] == "hardened")
+    assert told["peak_bytes"] >= max(row["rank_bytes"] for row in told["rows"]) > 1 << 20
+    assert re.search(r"(?m)^lazy 4/4: hardened allgather \(tiny\), \d", done.stderr)
 
 
 def test_a_strange_number_of_slots_is_one_line() -> None:

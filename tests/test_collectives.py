@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from gloo_ranks import RankFailed, run_on_ranks
 
 from pkb_env.box import collectives, control
+from pkb_env.unboxed import RankFailed, run_on_ranks
 
 W = 3
 FP8 = [getattr(torch, n) for n in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")]

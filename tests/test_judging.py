@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from trials import make
 
 import problems
 from pkb_env import closeness, lazy
 from pkb_env.judging import Answers, Record
+from pkb_env.trial import make
 from problems.base import Problem, Tolerance
 
 NAMES = ("allreduce", "allgather", "gemm_allreduce", "ring_attention", "vocab_parallel_cross_entropy_loss")

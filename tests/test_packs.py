@@ -17,7 +17,6 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from gloo_ranks import run_on_ranks
 from typer.testing import CliRunner
 from written_packs import CHECKOUT, FOLDER, INPUTS, RAN, SPREAD, write
 
@@ -27,6 +26,7 @@ from pkb_env.answers import Answers
 from pkb_env.cli import app
 from pkb_env.problem_set import fitting, named, problem_set
 from pkb_env.sandbox import visible
+from pkb_env.unboxed import run_on_ranks
 from problems import packs
 from problems.base import Draw, Size
 from problems.packs import inside, told
@@ -153,6 +153,8 @@ def test_names(judge: Evaluator, checkout: packs.Pack, folder: packs.Pack, tmp_p
     assert [p.slug for p in problem_set("bench/all")] == checkout.names()
     assert [p.slug for p in problem_set(["mine/train", "allreduce"])] == ["allreduce", "mine/spread"]
     assert not [p for p in problem_set("train") if p.pack]
+    with pytest.raises(packs.PackError, match="'train' cannot be the name of a pack"):
+        problems.load_pack(folder.path, name="train")
     for name, why in (("bench/nothing", "no problem 'nothing' in pack 'bench'"), ("other/pairs", "no pack 'other'; loaded are")):
         with pytest.raises(UsageError, match=why):
             judge.evaluate(Submission("", name))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import run_source
 from meaningless import MEANINGLESS
-from trials import make, possible, same, tried
+from trials import possible, same, tried
 
 import problems
 from pkb_env import lazy
 from pkb_env.judge import compare, public_rule, summarise
+from pkb_env.trial import make
+from pkb_env.unboxed import run_source
 from problems.base import PROFILES
 
 NAMES = problems.names()
@@ -124,6 +126,17 @@ def test_lazy_answers_are_refused(name: str, world_size: int) -> None:
 def test_bf16_inside_is_refused(name: str, world_size: int) -> None:
     trial = tried(name, world_size)
     assert trial.summary(lazy.rounded_answer(trial.problem, trial.inputs, torch.bfloat16)).passed == 0
+
+
+def test_pieces_without_elements_have_lazy_answers_too() -> None:
+    """Of a problem whose ranks may have nothing to give: integers, and a first argument that is empty."""
+    some = problems.load("allreduce")
+    empty = replace(some, reference=lambda x, n: n[: len(x)], exact=lambda inputs: [n[:0] for _, n in inputs])
+    inputs: list[tuple[Any, ...]] = [(torch.empty(0), torch.ones(3, dtype=torch.int64))] * 2
+    for outputs in lazy.lazy_answers(empty, inputs, inputs).values():
+        assert [out.numel() for out in outputs] == [0, 0]
+    filled = replace(empty, reference=lambda x, n: n + len(x), exact=lambda inputs: [n for _, n in inputs])
+    assert same(lazy.lazy_answers(filled, inputs, inputs)["first input"], [torch.zeros(3, dtype=torch.int64)] * 2)
 
 
 def sum_backwards(inputs: list[Any]) -> torch.Tensor:

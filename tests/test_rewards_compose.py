@@ -19,7 +19,8 @@ from verdicts import example, relaxed, timed
 import rewards
 from rewards import PRESETS, Composed, History, Part, Status, Verdict
 from rewards.correctness import Correct, StatusFloor
-from rewards.speed import LogSpeed, Speedup
+from rewards.coverage import Coverage
+from rewards.speed import Faster, Levels, LogSpeed, SpeedOfLight, Speedup
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def test_a_term_of_ones_own_sees_the_history() -> None:
         (lambda: StatusFloor(correct=math.inf), "not finite"),
         (lambda: LogSpeed(low=1.0), "low <= 0 <= high"),
         (lambda: LogSpeed(high=math.inf), "low <= 0 <= high"),
+        (lambda: Speedup(low=2.0, high=1.0), "0 <= low <= high"),
+        (lambda: Speedup(high=math.nan), "0 <= low <= high"),
+        (lambda: Faster(above=-1.0), "finite above >= 0"),
+        (lambda: Levels(margin=math.inf), "finite margin >= 0"),
+        (lambda: Composed("mine", (Part(Correct()),), advantage="gropo"), "unknown advantage 'gropo'; did you mean 'grpo'"),
     ],
 )
 def test_a_reward_that_cannot_be_is_refused(build: object, wanted: str) -> None:
@@ -90,13 +96,18 @@ scorers = st.one_of(
     st.builds(StatusFloor, partial=st.floats(0, 0.79), correct=st.floats(1, 1e6), tampered=st.floats(-1e6, 0)),
     st.builds(LogSpeed, low=floats.map(lambda x: -x), high=floats),
     st.just(Correct()),
-    st.just(Speedup()),
+    st.builds(Speedup, low=st.floats(0, 1), high=st.floats(1, 1e6) | st.just(math.inf), untimed=st.booleans()),
+    st.builds(Faster, above=floats),
+    st.builds(Levels, margin=floats, other=st.text(max_size=8)),
+    st.just(SpeedOfLight()),
+    st.just(Coverage()),
 )
 names = st.text("abcXYZ019_.-", min_size=1, max_size=8)
 parts = st.builds(Part, scorers, floats, names)
 composed = st.builds(
-    Composed, names, st.lists(parts, min_size=1, max_size=3, unique_by=lambda p: p.name).map(tuple), st.text(max_size=20)
-)
+    Composed, names, st.lists(parts, min_size=1, max_size=3, unique_by=lambda p: p.name).map(tuple), st.text(max_size=20),
+    st.sampled_from([*rewards.ADVANTAGES]),
+)  # fmt: skip
 
 
 @relaxed
@@ -120,6 +131,7 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
         ("name = \nx", "bad.toml: Invalid value .at line 1"),
         ('name = "x"', "wanted one or more terms"),
         ('[[terms]]\nkind = "correct"', "name: wanted str, came nothing"),
+        ('name = "x"\nadvantage = 1', "advantage: wanted str, came 1"),
         ('name = "x"\nterm = 1', "unknown key 'term'; did you mean 'terms'"),
         ('name = "x"\nterms = "correct"', "terms: wanted list, came 'correct'"),
         ('name = "x"\nterms = ["correct"]', r"terms\[0\]: wanted dict, came 'correct'"),

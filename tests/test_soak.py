@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gloo_ranks import run_source
 from trials import tried
 
 from pkb_env.bench import soak, soak_mix
@@ -26,6 +25,7 @@ from pkb_env.bench.soak_watch import Watch
 from pkb_env.errors import InvalidSource
 from pkb_env.sandbox.launcher import OWNER
 from pkb_env.submission import read
+from pkb_env.unboxed import run_source
 from rewards.verdict import Status
 
 ROOT = Path(__file__).resolve().parent.parent

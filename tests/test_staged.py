@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_ranks import run_on_ranks
 
 from pkb_env.box import collectives, control, gaps, staged
+from pkb_env.unboxed import run_on_ranks
 
 W = 3
 Check = Callable[[], None]

@@ -29,10 +29,10 @@ class Counted(RecordedEvaluator):
     def __reduce__(self) -> tuple[object, ...]:
         return Counted, (self._store.path,)
 
-    def evaluate_many(self, submissions: Iterable[Submission]) -> list[Verdict]:
+    def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:
         submissions = list(submissions)
         self.batches.append(len(submissions))
-        return super().evaluate_many(submissions)
+        return super().evaluate_many(submissions, deadline_s)
 
 
 @pytest.fixture

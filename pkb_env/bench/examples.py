@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pkb_env.markdown import table
 from rewards.verdict import Verdict
 
 COLUMNS = (
@@ -68,9 +69,7 @@ def markdown(rows: Sequence[Row], told: Mapping[str, Any]) -> str:
     """
     head = f"# The examples on {told['hardware']}\n\nMade by `{told['command']}`; not edited by hand.\n"
     where = f"torch {told['torch']}, {told['date']}, {told['world_size']} ranks, size {told['size']}; {_load(rows)}.\n"
-    rule = ["---" if name in _WORDS else "---:" for name in COLUMNS]
-    table = "".join(_line(cells) for cells in (COLUMNS, rule, *map(_cells, rows)))
-    return f"{head}\n{where}\n{table}\n{_LEGEND}"
+    return f"{head}\n{where}\n{table(COLUMNS, map(_cells, rows), _WORDS)}\n{_LEGEND}"
 
 
 def _load(rows: Sequence[Row]) -> str:
@@ -89,8 +88,3 @@ def _cells(each: Row) -> list[str]:
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    """One line of a table, whatever its cells hold."""
-    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |\n"

@@ -1,17 +1,16 @@
-"""The readings of a null test as a picture.  Needs matplotlib, which only this file uses.
+"""The readings of a null test as a picture.
 
 Not here: the numbers (`null`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pkb_env import figures
 from pkb_env.bench.null import BEYOND, GROUPS, Reading, group
-from pkb_env.errors import UsageError
 
 _COLOURS = ("tab:blue", "tab:orange", "tab:red")
 
@@ -22,12 +21,8 @@ def draw(path: Path, readings: Sequence[Reading], title: str) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise UsageError("no picture without matplotlib; pip install 'pkb-env[plot]'") from None
     timed = [r for r in readings if r.speedup is not None]
-    figure = figures.Figure(figsize=(11, 4.5), layout="constrained")
+    figure = figures.blank(11, 4.5)
     cloud, steps = figure.subplots(1, 2)
     figure.suptitle(title, fontsize=9)
     for (name, _), colour in zip(GROUPS, _COLOURS, strict=True):

@@ -1,7 +1,7 @@
-"""`pkb bench`: how far this machine's measurements can be believed, how quickly they come, what the examples reach.
+"""`pkb bench`: how far measurements can be believed here, how quickly they come, what examples reach and lazy answers pass.
 
 Not here: the measurements (`pkb_env.bench`), the tables (`bench_report`), the examples (`bench_examples`),
-the long run (`bench_soak`).
+lazy answers (`bench_lazy`), the long run (`bench_soak`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pkb_env.cli import bench_examples, bench_setting, bench_soak, session
+from pkb_env.cli import bench_examples, bench_lazy, bench_setting, bench_soak, session
 from pkb_env.cli.bench_setting import AsJson, Out, Pairs, Size, Topology, WorldSize
 
 if TYPE_CHECKING:
     from pkb_env.bench.null import Reading
 
-app = typer.Typer(no_args_is_help=True, help="Null test, latency, throughput, examples and a long run on this machine.")
+app = typer.Typer(
+    no_args_is_help=True, help="Null test, latency, throughput, examples, lazy answers and a long run on this machine."
+)
 
 app.command("examples")(bench_examples.examples)
+app.command("lazy")(bench_lazy.lazy)
 app.command("soak")(bench_soak.soak)
 
 
 @app.command("null")
 def null(
     *,
-    problem: Annotated[list[str] | None, typer.Option("--problem", "-p", help="name or split; repeatable; default: all")] = None,
+    problem: bench_setting.Problems = None,
     readings: Annotated[int, typer.Option("--readings", "-n", min=1, help="of each problem")] = 60,
     world_size: WorldSize = 2,
     topology: Topology = "cpu",

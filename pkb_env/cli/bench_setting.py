@@ -15,6 +15,9 @@ import typer
 if TYPE_CHECKING:
     from pkb_env.config import EvalConfig
 
+Problems = Annotated[
+    list[str] | None, typer.Option("--problem", "--problems", "-p", help="name, split or rung; repeatable; default: all")
+]
 Size = Annotated[str, typer.Option("--size", "-s", help="named size, see `pkb show`")]
 WorldSize = Annotated[int, typer.Option("--world-size", "-w", min=1, help="number of ranks")]
 Topology = Annotated[str, typer.Option("--topology", help="where the ranks live: cpu, node or shared")]

@@ -24,7 +24,7 @@ def soak(
     candidates: Annotated[int, typer.Option("--candidates", "--n", "-n", min=1, help="in the mix")] = 1000,
     seed: Annotated[int | None, typer.Option("--seed", help="of the mix; default: another one each time")] = None,
     only: Annotated[list[int] | None, typer.Option("--only", min=1, help="repeatable: these of the mix, again")] = None,
-    problem: Annotated[list[str] | None, typer.Option("--problem", "-p", help="name or split; repeatable; default: all")] = None,
+    problem: bench_setting.Problems = None,
     slots: Annotated[int, typer.Option("--slots", min=0, help="evaluations at once; 0: half the cores, at least 2")] = 0,
     world_size: Annotated[int, typer.Option("--world-size", "-w", min=2, help="number of ranks")] = 2,
     size: bench_setting.Size = "tiny",

@@ -14,7 +14,6 @@ from pkb_env.cli import session
 
 if TYPE_CHECKING:
     from pkb_env.config import EvalConfig
-    from pkb_env.store import Store
     from pkb_env.submission import Submission
     from rewards.score import Reward
     from rewards.verdict import Verdict
@@ -44,7 +43,7 @@ def evaluate(
     with session.guarded():
         from pkb_env.submission import Submission
 
-        scorer, problem = _reward(reward), session.in_pack(pack, problem)
+        scorer, problem = session.reward(reward), session.in_pack(pack, problem)
         submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
         counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget, "kernels": kernels}
         config = _config(**counts, require_walls=tuple(require_wall or ()))
@@ -57,16 +56,6 @@ def evaluate(
 def _read(file: str) -> str:
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     return raw.decode("utf-8", "surrogateescape")
-
-
-def _reward(name: str) -> Reward:
-    import rewards
-    from pkb_env.errors import UsageError
-
-    try:
-        return rewards.get(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _config(**wanted: Any) -> EvalConfig:
@@ -83,12 +72,7 @@ def _run(submission: Submission, config: EvalConfig, path: Path | None) -> tuple
     store = Store(path) if path else None
     with Evaluator(config, store) as evaluator:
         verdict = asyncio.run(evaluator.aevaluate(submission))
-        return verdict, _row(store, verdict) if store else None
-
-
-def _row(store: Store, verdict: Verdict) -> int | None:
-    rows = store.search(digest=verdict.digest, problem=verdict.problem, status=verdict.status.value)
-    return next((row.id for row in rows if row.verdict == verdict), None)
+        return verdict, store.row_of(verdict, submission.text) if store else None
 
 
 def _print(verdict: Verdict, reward: Reward, stored_id: int | None, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pkb_env.store import Store
+    from rewards.score import Reward
     from rewards.verdict import Verdict
 
 Precision = Annotated[float | None, typer.Option("--precision", min=1e-6, help="relative width of the interval that ends timing")]
@@ -92,6 +93,23 @@ def exit_code(verdict: Verdict) -> int:
     if verdict.status is Status.INFRA:
         return FAILED
     return CORRECT if verdict.correct else NOT_CORRECT
+
+
+def reward(name: str) -> Reward:
+    """A reward by the name of a preset, or from a TOML file.
+
+    Raises:
+        UsageError: no such preset or file, or a bad one.
+    """
+    import rewards
+    from pkb_env.errors import UsageError
+
+    try:
+        return rewards.get(name)
+    except FileNotFoundError:
+        raise UsageError(f"there is no reward file {name}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def existing_store(path: Path) -> Store:

@@ -49,11 +49,15 @@ def show(
 
 
 def _statement(problem: Problem) -> str:
+    from problems import rungs
+
+    hard = None if problem.pack else rungs.facts(problem)
+    counted = f"{hard.points.rung} (length + calls + maths + uneven + dynamic: {hard.points})" if hard else "unknown"
     head = (problem.statement or problem.title).strip()
     facts = {
         "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
         "origin": problem.origin, "split": problem.split, "version": problem.version,
-        "arguments": ", ".join(problem.arguments),
+        "rung": counted, "difficulty": hard or "unknown", "arguments": ", ".join(problem.arguments),
         "changed in place": "unknown" if "mutates" in problem.unknown else ", ".join(problem.mutates) or "none",
     }  # fmt: skip
     return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])

@@ -19,7 +19,8 @@ INPUTS = Path("utils/input_output_tensors.py")
 MAKER = "create_input_tensor"
 _PUBLIC, _OURS = re.compile(r"(\d{1,4})_(\w+)"), re.compile(r"p(\d{3})_(\w+)")
 _REFERENCES = "reference"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"(?!(?:all|train|validation|test|rung-\d+)$)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""Sets of problems are called the others."""
 _MOST_FILES, _MOST_BYTES = 2000, 64 << 20
 """Of what a problem's identity depends on; a folder with more is hardly a pack."""
 
@@ -112,7 +113,7 @@ def name_of(folder: Folder, wanted: str | None) -> str:
     """
     name = wanted or folder.root.name
     if not _NAME.fullmatch(name):
-        raise PackError(f"{name!r} cannot be the name of a pack: letters, digits, '_', '-' and '.' only; give another one")
+        raise PackError(f"{name!r} cannot be the name of a pack: letters, digits, '_', '-', '.', and no set's; give another one")
     return name
 
 

@@ -1,7 +1,8 @@
-"""Runs a function on W real ranks: forked processes, gloo, a file store, one OpenMP thread each.
+"""Runs a trusted function on W real ranks without a box: forked processes, gloo, a file store, one OpenMP thread each.
 
 The fork server imports torch once and runs no operation, so that a rank starts in milliseconds and forks safely.  What is
 trusted to leave nothing behind (references) runs on ranks that stay for the next.
+Not here: candidates, which run in boxes only (`boxes`); what is done with the answers (`trial`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import atexit
 import contextlib
 import io
 import os
+import resource
 import tempfile
 import traceback
 import warnings
@@ -27,11 +29,13 @@ import torch
 import torch.distributed as dist
 
 import problems
+from pkb_env.errors import HarnessError
 
 _CONTEXT = get_context("forkserver")
+_PRELOADED = ["torch", "torch.distributed", "pkb_env.unboxed", "__main__"]
 
 
-class RankFailed(AssertionError):
+class RankFailed(HarnessError):
     """A rank raised, died or did not answer in time."""
 
 
@@ -42,6 +46,8 @@ class ReferenceRun:
     output: Any
     args: tuple[Any, ...]
     """Its arguments after the call."""
+    peak_bytes: int
+    """Most memory that the rank ever had."""
 
 
 class Ranks:
@@ -49,7 +55,7 @@ class Ranks:
 
     def __init__(self, world_size: int) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
-        _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+        _CONTEXT.set_forkserver_preload(_PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._ends, self._processes = list[Connection](), list[ForkServerProcess]()
         for rank in range(world_size):
@@ -62,12 +68,18 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]], deadline_s: float) -> list[Any]:
+        """One job; results in rank order.
+
+        Raises:
+            RankFailed: as `run_on_ranks`; these ranks are of no use any more.
+        """
         for end, mine in zip(self._ends, args, strict=True):
             with contextlib.suppress(BrokenPipeError):  # its answer says more
                 end.send((function, _pack(mine)))
         return _collect(self._ends, monotonic() + deadline_s)
 
     def kill(self) -> None:
+        """End them."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -78,7 +90,7 @@ class Ranks:
 def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[Any]:
     """`function(*args[r])` on each rank r of len(args), inside an initialised default group; results in rank order.
 
-    The function must be importable by name.  Warnings are errors on the ranks too.
+    The function must be importable by name.  Warnings are errors on the ranks.
 
     Raises:
         RankFailed: a rank raised (with its traceback), died, or has not answered at the deadline.
@@ -91,6 +103,7 @@ def run_on_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], 
 
 
 _STANDING: dict[int, Ranks] = {}
+"""By world size, those that wait for the next job."""
 
 
 @atexit.register
@@ -99,11 +112,11 @@ def _dismiss() -> None:
         ranks.kill()
 
 
-def _run_on_standing_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _run_on_standing_ranks(function: Callable[..., Any], args: Sequence[tuple[Any, ...]], deadline_s: float) -> list[Any]:
     """The same on ranks that others have used, for what leaves nothing behind: it takes milliseconds."""
     ranks = _STANDING.pop(len(args), None) or Ranks(len(args))
     try:
-        results = ranks.run(function, args, 60)
+        results = ranks.run(function, args, deadline_s)
     except BaseException:
         ranks.kill()
         raise
@@ -111,24 +124,29 @@ def _run_on_standing_ranks(function: Callable[..., Any], args: Sequence[tuple[An
     return results
 
 
-def run_reference(name: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
+def run_reference(name: str, inputs: Sequence[tuple[Any, ...]], *, deadline_s: float = 60) -> list[ReferenceRun]:
     """The reference of a problem on len(inputs) real ranks."""
-    return _run_on_standing_ranks(_call_reference, [(name, args) for args in inputs])
+    return _run_on_standing_ranks(_call_reference, [(name, args) for args in inputs], deadline_s)
 
 
 def run_source(source: str, inputs: Sequence[tuple[Any, ...]]) -> list[ReferenceRun]:
-    """The `solution` of a candidate's source on len(inputs) real ranks, without a box: for trusted sources only."""
-    return _run_on_standing_ranks(_call_source, [(source, args) for args in inputs])
+    """The `solution` of a candidate's source on len(inputs) real ranks: for trusted sources only."""
+    return _run_on_standing_ranks(_call_source, [(source, args) for args in inputs], 60)
 
 
 def _call_reference(name: str, args: tuple[Any, ...]) -> ReferenceRun:
-    return ReferenceRun(problems.load(name).reference(*args), args)
+    return ReferenceRun(problems.load(name).reference(*args), args, peak_memory())
 
 
 def _call_source(source: str, args: tuple[Any, ...]) -> ReferenceRun:
     names: dict[str, Any] = {"__name__": "candidate"}
     exec(compile(source, "candidate.py", "exec"), names)  # noqa: S102  a trusted source, and running it is the point
-    return ReferenceRun(names["solution"](*args), args)
+    return ReferenceRun(names["solution"](*args), args, peak_memory())
+
+
+def peak_memory() -> int:
+    """Most bytes that this process ever had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _collect(ends: list[Connection], until: float) -> list[Any]:
@@ -169,7 +187,7 @@ def _rank_main(rank: int, world_size: int, store: str, end: Connection) -> None:
             end.send((None, _pack(result)))
         except EOFError:
             return
-        except BaseException:  # noqa: BLE001  whatever a rank raises is told to the test
+        except BaseException:  # noqa: BLE001  whatever a rank raises is told to the caller
             end.send((traceback.format_exc(), b""))
 
 

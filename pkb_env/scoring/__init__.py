@@ -1,0 +1,1 @@
+"""Stored rollouts under other rewards: nothing is run again."""

@@ -1,0 +1,53 @@
+"""What a training script is told about kernels: which problems, how candidates run, what they are worth, where rollouts go.
+
+Not here: what trainers and models are told (TRL's own configurations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pkb_env import topology
+from pkb_env.config import EvalConfig
+from pkb_env.problem_set import fitting, problem_set
+from pkb_env.prompt import task_prompt
+from pkb_env.submission import Submission
+
+
+@dataclass
+class KernelArguments:
+    """Command-line arguments about kernels."""
+
+    problems: list[str] = field(default_factory=lambda: ["train"], metadata={"help": "names, a split, or all"})
+    backend: str = field(default="torch", metadata={"help": "torch, cpp (CPU), cuda, triton (GPUs)"})
+    world_size: int = field(default=2, metadata={"help": "number of ranks"})
+    topology: str = field(default="cpu", metadata={"help": "cpu, node, shared or auto"})
+    size: str = field(default="default", metadata={"help": "named size"})
+    profile: str = field(default="hardened", metadata={"help": "hardened, or upstream"})
+    reward: str = field(default="default", metadata={"help": "a preset, or a TOML file"})
+    store: str = field(default="rollouts.db", metadata={"help": "where verdicts and rollouts are kept"})
+    deadline_s: float = field(default=600.0, metadata={"help": "most seconds that a step's evaluations may take"})
+    trials: int = field(default=5, metadata={"help": "judged untimed calls of a candidate"})
+    pairs: int = field(default=32, metadata={"help": "most timed pairs of a group; 0: no speed is paid"})
+
+    @property
+    def settings(self) -> Submission:
+        """What every submission has in common."""
+        where = topology.named(self.topology, self.world_size)
+        return Submission("", "", self.backend, self.world_size, where, self.profile, self.size)
+
+    @property
+    def config(self) -> EvalConfig:
+        """How candidates are evaluated."""
+        return EvalConfig(trials=self.trials, pairs=self.pairs)
+
+    def rows(self, max_turns: int = 1) -> list[dict[str, Any]]:
+        """One row per problem: a conversation that asks for it, and its name.
+
+        Raises:
+            UsageError: a problem, backend or size does not exist or does not fit.
+        """
+        found = fitting(problem_set(self.problems), world_size=self.world_size, size=self.size, profile=self.profile)
+        prompts = ((task_prompt(problem, self.settings, self.config, max_turns), problem.slug) for problem in found)
+        return [{"prompt": [{"role": "user", "content": prompt}], "problem": slug} for prompt, slug in prompts]
