@@ -55,9 +55,10 @@ def list_problems(
 
 
 def _table(found: Sequence[Problem]) -> Table:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("#", "problem", "family", "parallelism", "collectives", "split", "rung", box=None, pad_edge=False)
+    names = Column("problem", min_width=max(len(p.slug) for p in found))  # a name that is cut short is no name
+    table = Table("#", names, "family", "parallelism", "collectives", "split", "rung", box=None, pad_edge=False)
     for p in found:
         table.add_row(str(p.number), p.slug, p.family, p.parallelism, ", ".join(p.collectives), p.split, str(_rung(p)))
     return table
