@@ -311,6 +311,8 @@ def test_what_cannot_be_arguments_is_refused(solution: Any, made: Any, why: str)
         ('x = torch.empty(2, device="cuda")', 'x = torch.empty(2, device="cpu")'),
         ("d = torch.device('cuda', rank)  # ä", 'd = torch.device("cpu")  # ä'),
         ("é = x.to(f'cuda:{r}').cuda(r) + 1", 'é = x.to("cpu") + 1'),
+        ("x = (a + b).cuda(non_blocking=True).sum()\ny = f(\n    z\n    .cuda()\n)", "x = (a + b).sum()\ny = f(\n    z\n    \n)"),
+        ("d = torch.device(type='cuda', index=r)", 'd = torch.device("cpu")'),
         ("torch.cuda.set_device(r)\ntorch.cuda.synchronize()", "pass\npass"),
         ("d = torch.device(torch.cuda.current_device())", 'd = torch.device("cpu")'),
         ("n = torch.cuda.current_device(), y.cuda(), 'cuda graphs'", "n = \"cpu\", y, 'cuda graphs'"),

@@ -31,12 +31,12 @@ def on_cpu(text: str) -> str:
     starts = [0]
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for first, end, new in sorted(_edits(ast.parse(raw), starts), reverse=True):
+    for first, end, new in sorted(_edits(ast.parse(raw), raw, starts), reverse=True):
         raw = raw[:first] + new.encode() + raw[end:]
     return raw.decode()
 
 
-def _edits(node: ast.AST, starts: list[int]) -> Iterator[Edit]:
+def _edits(node: ast.AST, raw: bytes, starts: list[int]) -> Iterator[Edit]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _call(node.value) == "None":
         yield *_span(node.value, starts), "pass"
         return
@@ -51,11 +51,11 @@ def _edits(node: ast.AST, starts: list[int]) -> Iterator[Edit]:
         if isinstance(node, ast.JoinedStr):
             return  # the places of what is inside are not told before Python 3.12
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-            yield _span(node.func.value, starts)[1], end, ""
-            yield from _edits(node.func.value, starts)
+            yield raw.rindex(b".", 0, _span(node.func, starts)[1]), end, ""
+            yield from _edits(node.func.value, raw, starts)
             return
     for child in ast.iter_child_nodes(node):
-        yield from _edits(child, starts)
+        yield from _edits(child, raw, starts)
 
 
 def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
@@ -66,8 +66,9 @@ def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
 def _call(node: ast.Call) -> str | None:
     """What stands in the place of a call, or None."""
     name = ast.unparse(node.func)
-    if name == "torch.device" and node.args and (_names_a_gpu(node.args[0]) or isinstance(node.args[0], ast.Call)):
-        return 'torch.device("cpu")' if _names_a_gpu(node.args[0]) or _chooses(node.args[0]) else None
+    if name == "torch.device":
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        return 'torch.device("cpu")' if any(_names_a_gpu(each) or _chooses(each) for each in given) else None
     if not name.startswith("torch.cuda."):
         return None
     return _INSTEAD.get(name.removeprefix("torch.cuda."))
