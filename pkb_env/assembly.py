@@ -47,9 +47,9 @@ class Case:
         return crowded + (("shared: the ranks take turns on one GPU",) if self.submission.topology == "shared" else ())
 
     def _bound_ms(self, machine: Machine) -> float | None:
-        """None where ranks share one GPU: what they can do together is not W times what one can."""
+        """None where nobody told the least cost, or ranks share one GPU: together they do not do W times what one can."""
         s = self.submission
-        if s.topology == "shared":
+        if s.topology == "shared" or "cost" in self.problem.unknown:
             return None
         cost = self.problem.cost(self.problem.size(s.size, s.profile), s.world_size, getattr(torch, s.dtype).itemsize)
         return roofline.bound_ms(cost, machine.peaks(s.topology))

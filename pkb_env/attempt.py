@@ -116,7 +116,8 @@ class Attempt:
         result = self._result(summary, box.peak_memory(), speed if right else None)
         against = remarks.against_proof(box, self._others, job.task.world_size)
         result.proves = not against
-        result.notes = (*failed, *((*remarks.on_times(oracle, result.speed), *against) if result.speed else ()))
+        on_speed = (*remarks.on_times(oracle, result.speed), *against) if result.speed else ()
+        result.notes = (*failed, *remarks.on_inputs(oracle), *summary["notes"], *on_speed)
         result.kernels = kernels
         return result
 

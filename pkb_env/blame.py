@@ -21,8 +21,8 @@ from pkb_env.told import clean
 from rewards.verdict import Status
 
 _TOLD_CHARS = 500
-
-
+_OURS = HarnessError, OSError, problems.UnknownProblem
+"""What is raised when something of ours failed, or the files of a pack have changed meanwhile."""
 _AGAIN = "again: an attempt before this one broke: nothing is proven"
 
 
@@ -42,7 +42,7 @@ def _tried(machine: Machine, job: Job) -> tuple[Result, str]:
     """What one attempt gives if it is the candidate's fault, and how it broke; empty when it did not."""
     try:
         result = Attempt(machine, job).run()
-    except (HarnessError, OSError) as error:
+    except _OURS as error:
         broke, times = clean(f"{error}", _TOLD_CHARS), 1 + machine.config.retries
         message = f"the evaluation broke {times} times with this candidate and never with a known-good one: {broke}"
         return Result(Outcome(Status.RUNTIME_ERROR, "run", message, ())), broke
@@ -55,9 +55,9 @@ def _unproven(result: Result) -> Result:
 
 def canary_lives(machine: Machine, job: Job) -> bool:
     """Whether the reference, submitted as a candidate under the same settings, comes out correct."""
-    canary = Candidate(problems.reference_source(job.problem))
+    canary = Candidate(problems.reference_source(job.problem, on_gpu=bool(job.task.devices)))
     try:
         result = Attempt(machine, replace(job, candidate=canary, timed=False)).run()
-    except (HarnessError, OSError):
+    except _OURS:
         return False
     return result.outcome.status is Status.CORRECT

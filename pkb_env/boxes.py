@@ -48,6 +48,8 @@ class Task:
     profile: str
     dtype: str
     topology: str = "cpu"
+    pack: str = ""
+    """Folder of the pack that the problem comes from; empty for those of this repository."""
 
     @property
     def devices(self) -> list[int]:

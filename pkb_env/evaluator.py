@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from pkb_env import backends, hardware, topology
@@ -189,6 +190,8 @@ class Evaluator:
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()
         machine = self.machine()
+        if case.problem.pack:
+            machine.zygote.hide(Path(case.problem.pack.path))
         known = self.store.find(self._key(case.pending(machine))) if self.store else None
         if known is not None:
             return known
@@ -232,5 +235,6 @@ def _given_up_after(deadline_s: float | None, cancellation: Cancellation) -> Ite
 
 def _job(case: Case, secret: bytes, cancellation: Cancellation) -> Job:
     s, problem = case.submission, case.problem
-    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype, s.topology)
+    pack = problem.pack.path if problem.pack else ""
+    task = Task(problem.slug, problem.version, s.world_size, s.size, s.profile, s.dtype, s.topology, pack)
     return Job(case.candidate, problem, task, secret, cancellation)

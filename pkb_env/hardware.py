@@ -62,7 +62,7 @@ def harness() -> str:
     root = Path(__file__).resolve().parent
     digest = hashlib.sha256()
     ours = [path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp")]
-    for source in sorted([*ours, *(root.parent / "problems").glob("*.py")]):
+    for source in sorted([*ours, *(root.parent / "problems").rglob("*.py")]):
         digest.update(source.name.encode() + source.read_bytes())
     try:
         version = metadata.version("pkb-env")

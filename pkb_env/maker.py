@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import ctypes
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pkb_env import hardware
+from pkb_env.answers import Answers, alike
 from pkb_env.box import collectives, control, wire, worker
 from pkb_env.box.channel import Channel
 from pkb_env.box.setting_up import CPU, at_work, finish, join_group, one_thread, silence, use
 from pkb_env.sandbox.init import own_lines
 from pkb_env.sandbox.limits import close_all_but
 
-FILLED = (0, 4, 2)
-"""Of an oracle's kinds of arenas, those that the makers write to."""
-_SIZING = b"the trial that only measures sizes"
+FILLED, ANSWERED = (0, 4, 2), 5
+"""Of an oracle's kinds of arenas, those that the makers put inputs into, and answers."""
+_KEPT = FILLED.index(4)
+_SIZING, _ANOTHER = b"the trial that only measures sizes", b"another one"
 _COLD = 3
 """Times the last cache: whoever reads so much leaves nothing else in it."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _NEVER = -1, -3, 1 << 30
@@ -65,21 +68,48 @@ def _prepare(state: worker.Rank, config: Body, arenas: list[int]) -> None:
     def map_arenas(order: control.Order) -> None:
         fds = [*(arenas[kind] for kind in FILLED), *state.channel.recv().fds]
         maps[:] = wire.map_arenas(fds, config["slots"], [order.nonce] * len(FILLED), gpu)
+        if answers is not None:
+            answers.map_arena(arenas[ANSWERED], config["slots"], order.trial)
 
     state.operations |= {control.MAP: map_arenas, control.FILL: fill}
-    first = make(_SIZING, 0)
-    out = _output_bytes(state, config, problem.reference, first)
-    state.told = {"in": wire.tensor_bytes(first), "out": out, "cache": hardware.last_level_cache() if gpu is None else 0}
+    told: Body = {"cache": hardware.last_level_cache() if gpu is None else 0}
+    answers = _by_reference(state, config, problem, make, maps) if "exact" in problem.unknown else None
+    if answers is None:
+        first = make(_SIZING, 0)
+        told |= {"in": wire.tensor_bytes(first), "out": _output_bytes(state, config, problem.reference, first)}
+    state.told |= told
 
 
 def _gpu_cache(gpu: int) -> int:
     return int(torch.cuda.get_device_properties(gpu).L2_cache_size)
 
 
-def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:
-    """How much the reference gives back: known only by running it once."""
+def _by_reference(
+    state: worker.Rank, config: Body, problem: Any, make: Callable[[bytes, int], tuple[Any, ...]], maps: list[wire.Arena]
+) -> Answers:
+    """Answers of the reference itself; their group stays, and inputs may be made in it too."""
+    _join(state, config)
+    first = make(_SIZING, 0)
+    answers = Answers(problem.reference, first)
+
+    def answer(order: control.Order) -> None:
+        with at_work(state.device):
+            answers.leave(order.slot, order.nonce, maps[_KEPT].read(order.slot, order.nonce))
+
+    state.operations[control.ANSWER] = answer
+    guessable = alike(first, make(_ANOTHER, 0))
+    state.told |= {"in": wire.tensor_bytes(first), "out": answers.bytes, "guessable": guessable}
+    return answers
+
+
+def _join(state: worker.Rank, config: Body) -> None:
     join_group(state.rank, state.world_size, config["store"])
     collectives.install(state.page, staged=state.device.type == "cuda")
+
+
+def _output_bytes(state: worker.Rank, config: Body, reference: Any, inputs: tuple[Any, ...]) -> int:
+    """How much the reference gives back: known only by running it once."""
+    _join(state, config)
     size = wire.tensor_bytes(reference(*inputs))
     torch.distributed.destroy_process_group()
     return size
@@ -90,7 +120,12 @@ def task_of(config: Body) -> tuple[Any, Any, torch.dtype]:
     import problems  # noqa: PLC0415  after sys.path is the caller's
 
     torch.set_num_threads(1)
-    problem = problems.load(config["problem"])
+    if config["pack"]:
+        from problems.packs import inside  # noqa: PLC0415
+
+        problem = inside.load(config["pack"], config["problem"], config["version"], on_gpu=bool(config["devices"]))
+    else:
+        problem = problems.load(config["problem"])
     return problem, problem.size(config["size"], config["profile"]), getattr(torch, config["dtype"])
 
 

@@ -10,6 +10,7 @@ Not here: making inputs (`maker`), what is compared with what (`judge`), status 
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -21,14 +22,16 @@ from pkb_env.box import control, device_memory, wire
 from pkb_env.box.channel import Channel
 from pkb_env.box.setting_up import CPU, at_work, use
 from pkb_env.box.tree import WireViolation
-from pkb_env.maker import FILLED, task_of
+from pkb_env.maker import ANSWERED, FILLED, task_of
 from pkb_env.sandbox import hang
 from pkb_env.sandbox.group import Group
 
 _START_DEADLINE_S = 120.0
-_ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs", "kept inputs")
+_ARENAS = ("reference inputs", "reference outputs", "box inputs", "box outputs", "kept inputs", "answers")
 _SHOWN = 4
 """Of them, those that some box sees."""
+_ON_DEVICES = 5
+"""Of them, those whose tensors live where the ranks do; the answers are only read here."""
 Body = dict[str, Any]
 
 
@@ -55,7 +58,11 @@ class Twin:
 
     def __init__(self, config: Body, group: Group, arenas: list[list[int]]) -> None:
         self.config, self.group = config, group
+        if config["pack"]:
+            _print_nothing()
         self.problem, _, _ = task_of(config)
+        self.by_reference = "exact" in self.problem.unknown
+        """Whether the makers' runs of the reference are all that says what is true."""
         self.home = torch.device("cuda", config["devices"][0]) if config["devices"] else CPU
         """Where comparisons are made."""
         self.pristine: dict[int, list[tuple[Any, ...]]] = {}
@@ -71,16 +78,16 @@ class Twin:
         for kind, fds in enumerate(arenas):
             for fd in fds:
                 wire.size_arena(fd, config["slots"], self.capacities[kind % 2])
-        memory = self._on_devices(len(arenas))
+        memory = self._on_devices(_ON_DEVICES)
         self.maps = [self._mapped(kind, fds, memory) for kind, fds in enumerate(arenas)]
         for rank, seen in enumerate(group.ranks):
             seen.channel.send({"event": "memory"}, [memory[kind][rank] for kind in FILLED if memory])
         self._carry_out(control.Order(control.MAP, nonce=self.capacities[0], trial=self.capacities[1]), _START_DEADLINE_S)
         groups = [[*arenas[kind : kind + 2], *memory[kind : kind + 2]] for kind in (0, 2)]
         sizes = {"in": self.capacities[0], "out": self.capacities[1], "bytes": sum(t["in"] + t["out"] for t in told)}
-        cache = max(t["cache"] for t in told)
+        about = {"cache": max(t["cache"] for t in told), "guessable": all(t.get("guessable") for t in told)}
         group.upstream.send(
-            {"event": "ready", **sizes, "cache": cache}, [fd for kinds in groups for kind in kinds for fd in kind]
+            {"event": "ready", **sizes, **about}, [fd for kinds in groups for kind in kinds for fd in kind]
         )
 
     def _on_devices(self, kinds: int) -> list[list[int]]:
@@ -92,7 +99,7 @@ class Twin:
 
     def _mapped(self, kind: int, fds: list[int], memory: list[list[int]]) -> list[wire.Arena]:
         slots, capacity = self.config["slots"], self.capacities[kind % 2]
-        if not memory:
+        if not memory or kind >= _ON_DEVICES:
             return [wire.Arena(fd, slots, capacity) for fd in fds]
         on = zip(fds, memory[kind], self.config["devices"], strict=True)
         return [wire.map_arenas((file, fd), slots, [capacity], gpu, self.home)[0] for file, fd, gpu in on]
@@ -143,6 +150,9 @@ class Twin:
             return {"event": "judged", "violation": str(error)}
         prepared = self._prepared(body)
         reference = [arena.read(slot, nonce) for arena in self.maps[1]]
+        if self.by_reference:
+            with at_work(self.home):
+                prepared = self.record.stable(prepared, reference)
         reference_after, boxed_after = (
             [arena.reread(slot, tree) for arena, tree in zip(self.maps[kind], prepared.pristine, strict=True)] for kind in (0, 2)
         )
@@ -169,9 +179,21 @@ class Twin:
         self.prepared.pop(slot, None)
 
     def _prepared(self, body: Body) -> Any:
-        kept = self.prepared.pop(body["slot"], None)
+        slot, nonce, answers = body["slot"], body["nonce"], None
+        if (kept := self.prepared.pop(slot, None)) is not None:
+            return kept
+        if self.by_reference:
+            self._carry_out(control.Order(control.ANSWER, slot, nonce), body["deadline_s"])
+            answers = [arena.read(slot, nonce) for arena in self.maps[ANSWERED]]
         with at_work(self.home):
-            return kept or self.record.prepare(body["trial"], self.pristine[body["slot"]])
+            return self.record.prepare(body["trial"], self.pristine[slot], answers)
+
+
+def _print_nothing() -> None:
+    """What a pack's code prints here would be mixed with what the caller prints."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _said(group: Group, stage: str, trouble: str, deadline_s: float) -> str:

@@ -43,6 +43,8 @@ class Oracle:
         self._slots: Slots | None = None
         self.broken = False
         """Whether its reference failed once: nobody else shall get it."""
+        self.guessable = False
+        """Whether inputs are the same whatever the secret is; known once it is ready."""
         self.call_bytes = self.cache_bytes = 0
         """Arguments and outputs of one call, all ranks; the last cache before their memory, 0 where each call finds it swept.
 
@@ -69,7 +71,7 @@ class Oracle:
             body, self._fds = self._receive(_START_S)
             sizes, half = (body["in"], body["out"]), len(self._fds) // 2
             self._slots = Slots(self._fds[half:], *sizes)
-            self.call_bytes, self.cache_bytes = int(body["bytes"]), int(body["cache"])
+            self.call_bytes, self.cache_bytes, self.guessable = int(body["bytes"]), int(body["cache"]), bool(body["guessable"])
             self._load_reference(Slots(self._fds[:half], *sizes))
         return self._slots
 
@@ -171,4 +173,4 @@ class Oracle:
 
 
 def _reference_source(task: Task) -> str:
-    return problems.reference_source(problems.load(task.problem))
+    return problems.reference_source(problems.load(task.problem), on_gpu=bool(task.devices))

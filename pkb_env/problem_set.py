@@ -6,12 +6,20 @@ Not here: the problems themselves, which rung each is on (`problems`).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import problems
 from pkb_env.errors import UsageError
 from problems.base import PROFILES, SPLITS, Problem
+
+if TYPE_CHECKING:
+    from problems.packs import Pack
+
+_SET = re.compile("|".join(("all", *SPLITS, r"rung-\d+")))
+"""What no pack can be called."""
 
 
 def named(name: str) -> Problem:
@@ -30,7 +38,8 @@ def problem_set(wanted: str | Iterable[str]) -> tuple[Problem, ...]:
     """The problems of one name or of several names, by number.
 
     A name is a problem's, a split (`train`, `validation`, `test`), a rung of the ladder (`rung-1` to `rung-5`) or `all`;
-    of names with `/` between them what they have in common, `train/rung-1`.
+    of names with `/` between them, a set's first, what they have in common, `train/rung-1`.  `pack/all` and `pack/train` are a
+    pack's; without a pack both mean the problems of this repository.
 
     Raises:
         UsageError: a name that does not exist, or nothing at all.
@@ -38,7 +47,7 @@ def problem_set(wanted: str | Iterable[str]) -> tuple[Problem, ...]:
     found = [problem for name in ([wanted] if isinstance(wanted, str) else wanted) for problem in _common(name)]
     if not found:
         raise UsageError(f"problem={wanted!r} names no problem; give a name, a list of names, a split, a rung or 'all'")
-    return tuple(sorted({problem.slug: problem for problem in found}.values(), key=lambda problem: problem.number))
+    return tuple(sorted({problem.slug: problem for problem in found}.values(), key=_order))
 
 
 def fitting(found: Iterable[Problem], *, world_size: int, size: str, profile: str) -> tuple[Problem, ...]:
@@ -63,12 +72,36 @@ def fitting(found: Iterable[Problem], *, world_size: int, size: str, profile: st
     return tuple(kept)
 
 
+def load_pack(path: str | os.PathLike[str]) -> Pack:
+    """The pack in a folder.
+
+    Raises:
+        UsageError: it is none, or cannot be used.
+    """
+    try:
+        return problems.load_pack(path)
+    except problems.UnknownProblem as error:
+        raise UsageError(str(error)) from None
+
+
+def broken(path: str | os.PathLike[str] | None) -> list[str]:
+    """Which problems of the pack in a folder cannot be used, and why; none without a folder."""
+    pack = load_pack(path) if path else None
+    return [f"{pack.name}/{slug} cannot be used: {why}" for slug, why in pack.broken.items()] if pack else []
+
+
 def _common(name: str) -> list[Problem]:
-    first, *others = map(_of, name.split("/"))
+    parts = name.split("/")
+    if not _SET.fullmatch(parts[0]):
+        return _of(name)
+    first, *others = map(_of, parts)
     return [problem for problem in first if all(problem.slug in {each.slug for each in other} for other in others)]
 
 
 def _of(name: str) -> list[Problem]:
+    where, _, kind = name.rpartition("/")
+    if where and kind in (*SPLITS, "all"):
+        return [problem for problem in _of_pack(where) if kind in ("all", problem.split)]
     if name in SPLITS:
         return [problem for problem in map(problems.load, problems.names()) if problem.split == name]
     if name == "all":
@@ -76,6 +109,21 @@ def _of(name: str) -> list[Problem]:
     if match := re.fullmatch(r"rung-(\d+)", name):
         return _rung(int(match[1]))
     return [named(name)]
+
+
+def _of_pack(where: str) -> list[Problem]:
+    from problems import packs  # noqa: PLC0415  only where there is one
+
+    try:
+        pack = packs.of(where)
+        return [pack.load(slug) for slug in pack.problems]
+    except problems.UnknownProblem as error:
+        raise UsageError(str(error)) from None
+
+
+def _order(problem: Problem) -> tuple[str, int, str]:
+    """Those of this repository first, packs one after the other, each by number."""
+    return problem.pack.path if problem.pack else "", problem.number, problem.slug
 
 
 def _rung(number: int) -> list[Problem]:

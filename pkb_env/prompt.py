@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -44,7 +43,8 @@ def task_prompt(problem: Problem, submission: Submission, config: EvalConfig | N
         UsageError: no such backend, or not on this topology.
         KeyError: the problem has no such size.
     """
-    reference = re.sub(r"[ \t]*# noqa[^\n]*", "", problems.reference_source(problem)).strip()
+    source = problems.reference_source(problem, on_gpu=submission.topology != "cpu")
+    reference = re.sub(r"[ \t]*# noqa[^\n]*", "", source).strip()
     size = problem.size(submission.size, submission.profile)
     text = _environment().get_template("task.md.j2").render(
         problem=problem,
@@ -104,8 +104,7 @@ def _environment() -> jinja2.Environment:
 
 def _head(problem: Problem) -> str:
     """The lines of the problem's head comment between its first line and `Not here`."""
-    text = sys.modules[problem.reference.__module__].__doc__ or ""
-    body = text.partition("\n")[2]
+    body = problem.statement.partition("\n")[2]
     return re.split(r"(?m)^Not here\b", body)[0].strip()
 
 

@@ -17,6 +17,12 @@ def on_times(oracle: Oracle, speed: timing.Speed) -> tuple[str, ...]:
     return (*_cache_hot(oracle), *few)
 
 
+def on_inputs(oracle: Oracle) -> tuple[str, ...]:
+    """A remark where a candidate can know its inputs, and those of others, beforehand."""
+    remark = "guessable: the inputs are the same whatever the secret is; an answer needs no communication"
+    return (remark,) if oracle.guessable else ()
+
+
 def against_proof(box: Box, others: float, world_size: int) -> tuple[str, ...]:
     """Why nothing is proven, whatever the pairs say; nothing where they may be believed.
 

@@ -1,6 +1,7 @@
 """The tasks, one file each: found by file name, imported one at a time and only when asked for.
 
-Not here: the contract and the recipe for a new problem (`problems.base`); running, judging and timing (`pkb_env`).
+Not here: the contract and the recipe for a new problem (`problems.base`), problems from other folders (`problems.packs`);
+running, judging and timing (`pkb_env`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import ast
 import difflib
 import importlib
 import inspect
+import os
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from problems.base import Problem
+    from problems.packs import Pack
 
-__all__ = ["UnknownProblem", "by_split", "check_world", "ladder", "load", "names", "reference_source"]
+__all__ = ["UnknownProblem", "by_split", "check_world", "ladder", "load", "load_pack", "names", "reference_source"]
 
 _FILE = re.compile(r"p(\d{3})_(\w+)")
 
@@ -31,14 +36,30 @@ def names() -> list[str]:
 
 
 def load(name: str | int) -> Problem:
-    """The problem of that slug, number, file name or unique prefix of a slug.
+    """The problem of that slug, number, file name or unique prefix of a slug; `pack/...` is one of a pack's.
+
+    A slug without a pack is that of a pack's problem where no problem of this repository has it.
 
     Raises:
         UnknownProblem: nothing, or more than one thing, is meant.
     """
-    number, slug = _find(str(name).strip())
-    problem: Problem = importlib.import_module(f"problems.p{number:03d}_{slug}").PROBLEM
+    wanted = str(name).strip()
+    if "/" in wanted or ("problems.packs" in sys.modules and wanted not in names()):
+        from problems import packs  # noqa: PLC0415  needs torch, which names do without
+
+        if (found := packs.find(wanted) if "/" in wanted else packs.find_plain(wanted)) is not None:
+            return found
+    slug = pick(wanted, [(number, slug, f"p{number:03d}_{slug}") for number, slug in sorted(_files())])
+    file = next(f"p{number:03d}_{each}" for number, each in _files() if each == slug)
+    problem: Problem = importlib.import_module(f"problems.{file}").PROBLEM
     return problem
+
+
+def load_pack(path: str | os.PathLike[str], name: str | None = None) -> Pack:
+    """Make the problems of a folder known in this process, as `name/slug`: see `problems.packs.load_pack`."""
+    from problems import packs  # noqa: PLC0415  needs torch, which names do without
+
+    return packs.load_pack(path, name)
 
 
 def by_split(split: str) -> list[Problem]:
@@ -71,11 +92,14 @@ def check_world(problem: Problem, world_size: int) -> None:
         raise ValueError(f"problem {problem.slug} cannot run on {world_size} ranks: {reason}")
 
 
-def reference_source(problem: Problem) -> str:
+def reference_source(problem: Problem, *, on_gpu: bool = False) -> str:
     """Python source of the reference as a candidate: imports, what it calls, and the function itself as `solution`.
 
-    What it takes from other modules of this package is written out too.
+    What it takes from other modules of this package, or from those beside it in a pack, is written out too.  `on_gpu`: for ranks
+    that have one; it matters where the reference of a pack names its device.
     """
+    if problem.pack:
+        return problem.pack.references[on_gpu]
     imports, rest = _written_out(problem.reference.__module__, problem.reference.__name__)
     head = "\n".join(["from __future__ import annotations\n", *dict.fromkeys(imports)])
     source = "\n\n\n".join([head, *dict.fromkeys(rest)]) + "\n"
@@ -84,10 +108,11 @@ def reference_source(problem: Problem) -> str:
 
 def _written_out(module: str, root: str) -> tuple[list[str], list[str]]:
     """Imports from elsewhere, and every other statement that `root` of a module needs, those of our other modules first."""
-    text = inspect.getsource(importlib.import_module(module))
+    home = importlib.import_module(module)
+    text = inspect.getsource(home)
     imports, before, rest = list[str](), list[str](), list[str]()
     for node in _reachable(ast.parse(text), root):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("problems."):
+        if isinstance(node, ast.ImportFrom) and _is_ours(node, Path(inspect.getfile(home)).parent):
             for alias in node.names:
                 more, theirs = _written_out(str(node.module), alias.name)
                 imports += more
@@ -97,29 +122,38 @@ def _written_out(module: str, root: str) -> tuple[list[str], list[str]]:
     return imports, before + rest
 
 
+def _is_ours(node: ast.ImportFrom, beside: Path) -> bool:
+    """Whether it imports functions by their own names from this package, or from a module in that folder."""
+    module = node.module or ""
+    renamed = any(alias.asname or alias.name == "*" for alias in node.names)
+    return not (node.level or renamed) and (module.startswith("problems.") or (beside / f"{module}.py").is_file())
+
+
 def _files() -> list[tuple[int, str]]:
     found = (_FILE.fullmatch(path.stem) for path in Path(__file__).parent.glob("p*.py"))
     return [(int(match[1]), match[2]) for match in found if match]
 
 
-def _find(name: str) -> tuple[int, str]:
-    files = sorted(_files())
-    match = _FILE.fullmatch(name.removesuffix(".py"))
-    meant = match[2] if match else name
-    exact = [(n, slug) for n, slug in files if slug == meant or str(n) == name.lstrip("0")]
-    close = exact or [(n, slug) for n, slug in files if name and slug.startswith(name)]
+def pick(name: str, files: Sequence[tuple[int, str, str]], pack: str = "") -> str:
+    """The slug that is meant among (number, slug, file name).
+
+    Raises:
+        UnknownProblem: nothing, or more than one thing, is meant.
+    """
+    stem, number = name.removesuffix(".py"), name.lstrip("0")
+    exact = [slug for n, slug, file in files if slug == name or file == stem or str(n) == number]
+    close = exact or [slug for _, slug, _ in files if name and slug.startswith(name)]
     if len(close) != 1:
-        raise UnknownProblem(_advice(name, [slug for _, slug in close]))
+        raise UnknownProblem(_advice(name, close, [slug for _, slug, _ in files], f" in pack {pack!r}" if pack else ""))
     return close[0]
 
 
-def _advice(name: str, candidates: list[str]) -> str:
+def _advice(name: str, candidates: list[str], known: list[str], where: str) -> str:
     if candidates:
-        return f"problem {name!r} may mean any of {', '.join(candidates)}: write one more letter"
-    known = names()
+        return f"problem {name!r}{where} may mean any of {', '.join(candidates)}: write one more letter"
     guess = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {guess[0]!r}?" if guess else ""
-    return f"there is no problem {name!r}{hint or '.'} There are: {', '.join(known)}"
+    return f"there is no problem {name!r}{where}{hint or '.'} There are: {', '.join(known)}"
 
 
 def _reachable(tree: ast.Module, root: str) -> list[ast.stmt]:

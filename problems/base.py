@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ import torch
 
 PROFILES = ("hardened", "upstream")
 SPLITS = ("train", "validation", "test")
+UNKNOWN = "unknown"
+"""How a field of a problem reads that its pack does not tell."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,17 @@ class Draw:
         """Generator on that device for an argument that is equal on every rank."""
         return self._generator("all ranks", name)
 
+    def seed(self, name: str) -> int:
+        """A number that is equal on every rank: for code that draws by itself."""
+        return self._seed("all ranks", name)
+
     def _generator(self, who: str, name: str) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(self._seed(who, name))
+
+    def _seed(self, who: str, name: str) -> int:
         text = "\0".join((self.problem, self.size, self.profile, str(self.trial), who, name))
         digest = hashlib.blake2b(text.encode(), key=self.secret[:64], digest_size=8).digest()
-        return torch.Generator(self.device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,19 @@ def any_world(world_size: int) -> str | None:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """What is known of a problem from a folder of somebody else's (`problems.packs`), whose code never runs in the caller."""
+
+    path: str
+    arguments: tuple[str, ...]
+    statement: str
+    references: tuple[str, str]
+    """The reference as a candidate: for ranks on CPUs, for ranks on GPUs."""
+    unknown: tuple[str, ...] = ()
+    """Fields of the problem that nobody told.  Without `exact` the reference alone says what is true."""
+
+
+@dataclass(frozen=True)
 class Problem:
     """One of the tasks: what is computed, on which inputs, and how an answer is recognised.
 
@@ -151,18 +174,30 @@ class Problem:
     """World size -> None, or why the problem cannot run on so many ranks."""
     mutates: tuple[str, ...] = ()
     """Arguments that the reference changes in place and a candidate must change likewise."""
+    pack: Packed | None = None
+    """None for the problems of this repository."""
 
     def __post_init__(self) -> None:
         missing = {"tiny", "default", "large", "upstream"} - set(self.sizes)
         if missing:
             raise ValueError(f"problem {self.slug}: sizes {sorted(missing)} are missing")
-        if self.split not in SPLITS:
+        if self.split not in SPLITS and not (self.pack and self.split == UNKNOWN):
             raise ValueError(f"problem {self.slug}: split {self.split!r} is none of {SPLITS}")
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the arguments of `solution`, in order."""
-        return tuple(inspect.signature(self.reference).parameters)
+        return self.pack.arguments if self.pack else tuple(inspect.signature(self.reference).parameters)
+
+    @property
+    def statement(self) -> str:
+        """What the head of the problem's file says."""
+        return self.pack.statement if self.pack else sys.modules[self.reference.__module__].__doc__ or ""
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Fields whose value nobody told."""
+        return self.pack.unknown if self.pack else ()
 
     def size(self, name: str, profile: str = "hardened") -> Size:
         """The size of that name; the `upstream` profile's default is the public benchmark's shape.

@@ -16,7 +16,7 @@ import struct
 from dataclasses import astuple, dataclass
 
 PAGE = 4096
-CALL, FILL, MAP, PROFILE = 1, 2, 3, 4
+CALL, FILL, MAP, PROFILE, ANSWER = 1, 2, 3, 4, 5
 PHASES = ("start", "init", "load", "ready", "call", "returned", "raised")
 
 _COMMAND = struct.Struct("<IIQQ32s")

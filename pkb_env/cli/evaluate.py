@@ -29,6 +29,7 @@ def evaluate(
     profile: Annotated[str, typer.Option("--profile", help="hardened, or upstream: the public benchmark's inputs")] = "hardened",
     topology: Annotated[str, typer.Option("--topology", help="cpu, node (a GPU each), shared (one) or auto")] = "cpu",
     reward: Annotated[str, typer.Option("--reward", "-r", help="a preset, or a TOML file")] = "default",
+    pack: session.Pack = None,
     store: Annotated[Path | None, typer.Option("--store", help="look the verdict up in this file, and keep it there")] = None,
     pairs: Annotated[int | None, typer.Option("--pairs", min=0, help="most timed pairs, at least 5; 0: no time")] = None,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="judged untimed calls")] = None,
@@ -42,7 +43,7 @@ def evaluate(
     with session.guarded():
         from pkb_env.submission import Submission
 
-        scorer = session.reward(reward)
+        scorer, problem = session.reward(reward), session.in_pack(pack, problem)
         submission = Submission(_read(file), problem, backend, world_size, topology, profile, size)
         counts = {"pairs": pairs, "precision": precision, "trials": trials, "time_budget_s": time_budget, "kernels": kernels}
         config = _config(**counts, require_walls=tuple(require_wall or ()))

@@ -15,6 +15,7 @@ def replay(
     stored_id: Annotated[int, typer.Argument(metavar="ID", help="row of the verdict, as `pkb eval --store` printed it")],
     *,
     store: Annotated[Path, typer.Option("--store", help="the file it is kept in")],
+    pack: Annotated[Path | None, typer.Option("--pack", help="folder that the problem comes from")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output, nothing else")] = False,
 ) -> None:
     """Run a stored candidate again on the same secret inputs; exit code 0 when the status is the same, else 1."""
@@ -22,6 +23,7 @@ def replay(
         from pkb_env.cli import report
         from pkb_env.evaluator import Evaluator
 
+        session.in_pack(pack, "")
         kept = session.existing_store(store)
         with session.progress(f"replaying verdict {stored_id} ...", quiet=as_json), Evaluator(store=kept) as evaluator:
             old, new = evaluator.replay(stored_id)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Precision = Annotated[float | None, typer.Option("--precision", min=1e-6, help="relative width of the interval that ends timing")]
 TimeBudget = Annotated[float | None, typer.Option("--time-budget", min=0.01, help="most seconds of timed pairs")]
+Pack = Annotated[Path | None, typer.Option("--pack", help="folder of problems; names are then those of its problems")]
 CORRECT, NOT_CORRECT, FAILED, INTERRUPTED = 0, 1, 2, 130
 _PIPE_COLUMNS = 160
 _REFRESHES_PER_S = 2
@@ -69,6 +70,20 @@ def page() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+
+
+def in_pack(path: Path | None, name: str) -> str:
+    """The full name of what is called `name` in the pack of that folder, which is loaded; without a folder the name itself.
+
+    Raises:
+        UsageError: the folder is no pack, or cannot be used.
+    """
+    if path is None:
+        return name
+    from pkb_env.problem_set import load_pack
+
+    pack = load_pack(path)
+    return name if name.startswith(f"{pack.name}/") else f"{pack.name}/{name}"
 
 
 def exit_code(verdict: Verdict) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +21,7 @@ _ITEMSIZE = 4
 def show(
     problem: Annotated[str, typer.Argument(help="slug, number or unique prefix")],
     *,
+    pack: session.Pack = None,
     prompt: Annotated[bool, typer.Option("--prompt", help="print the prompt instead")] = False,
     backend: Annotated[str, typer.Option("--backend", "-b", help="of the prompt")] = "torch",
     world_size: Annotated[int, typer.Option("--world-size", "-w", min=1, help="of prompt and costs")] = 2,
@@ -34,7 +34,7 @@ def show(
         import problems
         from pkb_env.problem_set import fitting, named
 
-        found = named(problem)
+        found = named(session.in_pack(pack, problem))
         if prompt:
             from pkb_env.prompt import task_prompt
             from pkb_env.submission import Submission
@@ -51,13 +51,14 @@ def show(
 def _statement(problem: Problem) -> str:
     from problems import rungs
 
-    hard = rungs.facts(problem)
-    head = (sys.modules[problem.reference.__module__].__doc__ or problem.title).strip()
+    hard = None if problem.pack else rungs.facts(problem)
+    counted = f"{hard.points.rung} (length + calls + maths + uneven + dynamic: {hard.points})" if hard else "unknown"
+    head = (problem.statement or problem.title).strip()
     facts = {
         "family": problem.family, "parallelism": problem.parallelism, "collectives": ", ".join(problem.collectives),
         "origin": problem.origin, "split": problem.split, "version": problem.version,
-        "rung": f"{hard.points.rung} (length + calls + maths + uneven + dynamic: {hard.points})", "difficulty": hard,
-        "arguments": ", ".join(problem.arguments), "changed in place": ", ".join(problem.mutates) or "none",
+        "rung": counted, "difficulty": hard or "unknown", "arguments": ", ".join(problem.arguments),
+        "changed in place": "unknown" if "mutates" in problem.unknown else ", ".join(problem.mutates) or "none",
     }  # fmt: skip
     return "\n".join([head, "", *(f"{name:<17}{value}" for name, value in facts.items()), ""])
 
@@ -85,15 +86,18 @@ def _sizes(problem: Problem, world_size: int) -> Table:
     from rich.table import Table
 
     from pkb_env.roofline import bound_ms
+    from problems.base import UNKNOWN
 
     title = f"sizes, the least a rank of {world_size} does (float32), and the least time it takes here"
     heads = ("size", "extents", "sent", "memory", "flops", "bound")
     table = Table(*heads, title=title, title_justify="left", box=None, pad_edge=False)
-    fits = problem.valid_world(world_size)
-    peaks = _peaks() if fits is None else None
+    fits, told = problem.valid_world(world_size), "cost" not in problem.unknown
+    peaks = _peaks() if fits is None and told else None
     for size in problem.sizes.values():
         extents = ", ".join(f"{axis}={extent}" for axis, extent in size.dims.items())
-        if fits is None:
+        if fits is None and not told:
+            table.add_row(size.name, extents, *[UNKNOWN] * 4)
+        elif fits is None:
             cost = problem.cost(size, world_size, _ITEMSIZE)
             amounts = f"{cost.wire_bytes:.3g} B", f"{cost.memory_bytes:.3g} B", f"{cost.flops:.3g}"
             table.add_row(size.name, extents, *amounts, f"{bound_ms(cost, peaks):.3g} ms" if peaks else "-")

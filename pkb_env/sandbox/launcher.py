@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.errors import HarnessError
+from pkb_env.sandbox import visible
 
 _START_S = 120.0
 _HELLO_S = 20.0
@@ -43,11 +44,22 @@ class Zygote:
         self.folder: Path | None = None
         self.walls: dict[str, str] = {}
         """Name -> empty when the wall holds here, else why not."""
-        self.read_paths: list[str] = []
+        self._readable: list[str] = []
+        self._packs: tuple[Path, ...] = ()
 
     @property
     def view(self) -> str:
         return str(self.folder) if self.folder else ""
+
+    @property
+    def read_paths(self) -> list[str]:
+        """What boxes may read besides their own folders."""
+        return visible.around(self._readable, self._packs)
+
+    def hide(self, pack: Path) -> None:
+        """Let no box that is started from now on read a folder."""
+        if pack not in self._packs:
+            self._packs = (*self._packs, pack)
 
     def ensure(self) -> None:
         """Start the zygote unless it runs.
@@ -109,7 +121,7 @@ class Zygote:
         except (TimeoutError, ChannelClosed) as error:
             self._stop()
             raise HarnessError(f"the zygote did not come up: {error}; see its message on standard error") from None
-        self.walls, self.read_paths = body["walls"], body["read"]
+        self.walls, self._readable = body["walls"], body["read"]
 
     def _stop(self) -> None:
         if self._control is not None:

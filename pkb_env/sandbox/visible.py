@@ -46,6 +46,16 @@ def _without(path: Path, hidden: Sequence[Path]) -> list[Path]:
     return [kept for child in children if not child.is_symlink() for kept in _without(child, hidden)]
 
 
+def around(paths: list[str], folders: Sequence[Path]) -> list[str]:
+    """These paths without the folders that lie beneath them; what is named within such a folder by itself stays."""
+    inside = [folder for folder in folders if any(Path(path) in (folder, *folder.parents) for path in paths)]
+    if not inside:
+        return paths
+    whole = [path for path in paths if not any(Path(path) in (folder, *folder.parents) for folder in inside)]
+    cut = [Path(path) for path in paths if path not in whole]
+    return [*whole, *(str(kept) for path in cut for kept in _without(path, inside))]
+
+
 def packages(names: Iterable[str] = NEEDED) -> dict[str, Path]:
     """Top-level entries of these distributions and all they require: name in site-packages -> real path."""
     found: dict[str, Path] = {}
