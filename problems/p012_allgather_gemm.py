@@ -6,7 +6,7 @@ Out       [M, N], differs per rank
 Maths     out_r = A @ B_r, where A = A_0, A_1, ... side by side; rounded to the dtype once
 Wire      all_gather of A_local: a rank sends (W-1)*M*L elements, without multicast
 Needs     any W; of K what W divides is used
-Not here  a B that ranks share, bias, activation, partial products in the dtype
+Not here  a B that ranks share, bias, activation
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def exact(inputs: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
     """One float32 is summed over ranks, for both lists at once; gradients are read once and written once."""
-    count = 2 * elements(size)
+    count = 2 * (size["R"] * size["C"] if size.name == "upstream" else elements(size))
     return Cost(wire_bytes=2 * (world_size - 1) / world_size * 4, memory_bytes=2 * count * itemsize, flops=3 * count)
 
 

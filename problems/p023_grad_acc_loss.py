@@ -25,7 +25,7 @@ from problems.draws import turn
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Losses between 0.5 and 4, between T/16 and T tokens; one rank without any, with an infinite loss, in two trials of three.
+    """Losses between 0.5 and 4, between T/16 and T tokens; in three of four trials one rank without any, its loss inf or NaN.
 
     grad_loss_sum is None in every second trial.  Its part of the gradient is about as large as the other one and has its sign.
     """
@@ -34,12 +34,12 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     common, chance, world_size = draw.shared("tokens"), draw.own("loss"), draw.world_size
     tokens = torch.randint(max(1, size["T"] // 16), size["T"] + 1, (world_size,), generator=common)
     idle = int(torch.randint(world_size, (), generator=common))
-    if world_size > 1 and (kind := turn(draw, 3, "idle")):
+    if world_size > 1 and (kind := turn(draw, 4, "idle")):
         tokens[idle] = 0
     total = tokens.sum()
     loss = _between(chance, 3)
     if not tokens[draw.rank]:
-        loss.fill_(torch.inf if kind == 1 else -torch.inf)
+        loss.fill_((torch.inf, -torch.inf, torch.nan)[kind - 1])
     common = draw.shared("gradients")
     sign = 1 - 2 * torch.randint(2, (), generator=common)
     normalized = sign * _between(common, 2)

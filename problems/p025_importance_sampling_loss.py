@@ -32,10 +32,10 @@ Output = tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
-    """Logits of O(1.5), half of the labels the likeliest ones, old log-probabilities half a unit off, one in 32 far above.
+    """Logits of O(1.5), half of the labels the likeliest ones, old log-probabilities half a unit off or far above.
 
-    Each rank's advantages have a mean of their own, and 5 to 50 % of its labels are ignored; in every second trial all of
-    one rank's are.
+    In every second trial one in 32 is far above.  Each rank's advantages have a mean of their own, and 5 to 50 % of its labels
+    are ignored; in every second trial all of one rank's are.
     """
     count, vocabulary = size["M"], size["V"]
     hidden = torch.randn(count, size["N"], generator=draw.own("hidden_states"))
@@ -49,7 +49,7 @@ def make_inputs(draw: Draw, size: Size) -> tuple[Any, ...]:
     weight = torch.randn(vocabulary, size["N"], generator=draw.shared("weight")).to(draw.dtype)
     likely, far, ignored = torch.rand(3, count, generator=chance)
     labels, logprobs = _labelled(hidden, weight, labels, likely < 0.5)
-    old = logprobs + torch.where(far < 1 / 32, 25 + old.abs(), old / 2)
+    old = logprobs + torch.where(far < turn(draw, 2, "far") / 32, 25 + old.abs(), old / 2)
     share, mean = torch.rand(2, generator=chance).tolist()
     ignore_index = IGNORED[turn(draw, 2)]
     nobody = int(torch.randint(draw.world_size, (), generator=draw.shared("nobody")))
@@ -132,12 +132,12 @@ def _exact_tokens(
 
 
 def cost(size: Size, world_size: int, itemsize: int) -> Cost:
-    """Seven float32 go over ranks; hidden states and weight are read once, logits need no memory."""
+    """Seven float32 go over ranks; hidden states and weight are read once, logits need no memory, half of the labels count."""
     rows, columns, vocabulary = size["M"], size["N"], size["V"]
     return Cost(
         wire_bytes=2 * (world_size - 1) / world_size * 7 * 4,
         memory_bytes=(rows * columns + vocabulary * columns + 4 * rows) * itemsize + 8 * rows,
-        flops=2 * rows * columns * vocabulary,
+        flops=rows * columns * vocabulary,
     )
 
 

@@ -10,6 +10,7 @@ Maths     p = softmax(x gate_weight^T + gate_bias) of a token x over all E; for 
           out = sum of p_e * down(silu(gate(x)) * up(x)) with the layers of the rank that holds e
 Wire      all_to_all of tokens to the ranks of their experts and back, or their weights to the tokens, whichever is less
 Needs     any W
+Profiles  `upstream` has logits of deviation sqrt(N): in 16 bits their rounding decides, and a right answer may be refused there
 Not here  gradients, auxiliary losses, dropped tokens, layers as nn.Linear: each is a tuple (weight, bias)
 """
 

@@ -12,6 +12,7 @@ Maths     p = softmax(x gate_weight^T + gate_bias) of a token x over all E; for 
           x weight^T + bias + (x A^T) B^T; no further factor on the adapter
 Wire      all_to_all of tokens to the ranks of their experts and back, or their weights to the tokens, whichever is less
 Needs     any W
+Profiles  `upstream` has logits of deviation sqrt(N): in 16 bits their rounding decides, and a right answer may be refused there
 Not here  gradients, auxiliary losses, dropped tokens, layers as nn.Linear: each is a tuple (weight, bias)
 """
 
