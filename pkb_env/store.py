@@ -103,6 +103,13 @@ class Store:
             done = db.execute(f"INSERT INTO rollouts ({_ROLLOUT}, created) VALUES ({marks})", (*row, time.time()))
         return int(done.lastrowid or 0)
 
+    def link_rollout(self, rollout: Rollout, verdict: int) -> None:
+        """Give every stored completion of the same run, step, group, sample and turn its verdict."""
+        names = ("run", "step", "group", "sample", "turn")
+        values = [getattr(rollout, name) for name in names]
+        with self._open() as db:
+            db.execute(f"UPDATE rollouts SET verdict = ? WHERE {_where(names)}", (verdict, *values))
+
     def rollouts(self, run: str) -> list[Rollout]:
         """The completions of a run in the order in which they were stored."""
         with self._open() as db:

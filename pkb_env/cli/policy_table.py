@@ -1,0 +1,106 @@
+"""The report of a policy's evaluation as a table: one row a family, then the total.
+
+Not here: the numbers (`pkb_env.metrics`), the report (`pkb_env.policy_report`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_FAILURES = 4
+"""So many kinds of failures a row names; the rest is counted."""
+
+
+def headline(told: dict[str, Any]) -> str:
+    """Who was evaluated, where."""
+    policy, setting, measured = told["policy"], told["setting"], told["measured"]
+    name = policy.get("model") or policy.get("path")
+    where = f"{setting['backend']}, W={setting['world_size']} on {setting['topology']}, size {setting['size']} ({setting['profile']})"
+    return f"{policy['kind']}:{name}, {where}, {', '.join(measured['hardware']) or 'nothing ran'}"
+
+
+def show(console: Console, told: dict[str, Any]) -> None:
+    """Rows by family, the total, shares with their intervals, and what was left out."""
+    whole = told["groups"]["all"]["all"]
+    console.print(escape(headline(told)), highlight=False, soft_wrap=True)
+    table = Table(*_heads(told["ks"]), box=None, pad_edge=False, header_style="bold")
+    for name, summary in told["groups"]["family"].items():
+        table.add_row(name, *_cells(summary, told["ks"]))
+    table.add_section()
+    table.add_row("total", *_cells(whole, told["ks"]), style="bold")
+    console.print(table)
+    for line in (*_shares(told), *_turns(told), *_remarks(whole, told)):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(_LEGEND, highlight=False, soft_wrap=True)
+
+
+_LEGEND = """
+correct@k: problems with a correct one among their first k samples, of those with k samples or more; fast_1@k: likewise, with a
+paid speed-up above 1; pass@k, fast_p@k: mean over problems of the unbiased estimate, and its 95 % interval over problems"""
+
+
+def _heads(ks: list[int]) -> list[str]:
+    return ["family", "n", "samples", *(f"correct@{k}" for k in ks), *(f"fast_1@{k}" for k in ks), "failures"]
+
+
+def _cells(summary: dict[str, Any], ks: list[int]) -> list[str]:
+    rates = [rate for p in (0, 1) for k in ks if (rate := _rate(summary, p, k))]
+    return [str(summary["problems"]), str(summary["samples"]), *map(_reached, rates), _failures(summary)]
+
+
+def _rate(summary: dict[str, Any], p: float, k: int) -> dict[str, Any]:
+    found: dict[str, Any] = next(rate for rate in summary["rates"] if (rate["p"], rate["k"]) == (p, k))
+    return found
+
+
+def _reached(rate: dict[str, Any]) -> str:
+    return "-" if rate["reached"] is None else f"{rate['reached']} of {rate['problems']}"
+
+
+def _failures(summary: dict[str, Any]) -> str:
+    failed = sorted(((count, name) for name, count in summary["statuses"].items() if name != "CORRECT"), reverse=True)
+    told = [f"{count} {name}" for count, name in failed[:_FAILURES]]
+    rest = sum(count for count, _ in failed[_FAILURES:])
+    return ", ".join([*told, *([f"{rest} others"] if rest else [])])
+
+
+def _shares(told: dict[str, Any]) -> list[str]:
+    """pass@k and fast_p@k of the whole set."""
+    whole, lines = told["groups"]["all"]["all"], []
+    for k in told["ks"]:
+        parts = [f"pass@{k} {_share(_rate(whole, 0, k))}"]
+        parts += [f"fast_{p:g}@{k} {_share(_rate(whole, p, k))}" for p in told["ps"] if p > 0]
+        lines.append("; ".join(parts))
+    return lines
+
+
+def _share(rate: dict[str, Any]) -> str:
+    return "-" if rate["share"] is None else f"{rate['share']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]"
+
+
+def _turns(told: dict[str, Any]) -> list[str]:
+    """What feedback bought."""
+    k = told["ks"][0]
+    return [
+        f"best of {each['turns']} turns: pass@{k} {_share(_rate(each['all'], 0, k))}, fast_1@{k} {_share(_rate(each['all'], 1, k))}"
+        for each in told["turns"]
+    ]
+
+
+def _remarks(whole: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    """What did not count, and why."""
+    lines = []
+    if whole["missing"]:
+        lines.append(f"missing, without a counted sample: {len(whole['missing'])} problems: {', '.join(whole['missing'])}")
+    if whole["infra"]:
+        lines.append(f"INFRA: {whole['infra']} samples on which the harness failed; not counted, the same command tries them again")
+    for k in told["ks"]:
+        if too_few := _rate(whole, 0, k)["too_few"]:
+            lines.append(f"k = {k}: {too_few} problems have fewer counted samples and are left out of it")
+    if whole["untimed"]:
+        lines.append(f"untimed: {whole['untimed']} correct samples without usable times; they count as correct, and for no p above 0")
+    return lines

@@ -1,0 +1,34 @@
+"""The curve fast_p over p as a picture.  Needs matplotlib, which only this file and `bench.picture` use.
+
+Not here: the numbers (`metrics`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from pkb_env.errors import UsageError
+
+
+def draw(path: Path, told: dict[str, Any], title: str) -> None:
+    """One line for every k of a report: the share of problems that one of k samples solves faster than p.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UsageError("no picture without matplotlib; pip install 'pkb-env[plot]'") from None
+    figure = figures.Figure(figsize=(6.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for k, shares in told["curve"]["share"].items():
+        known = [(p, share) for p, share in zip(told["curve"]["p"], shares, strict=True) if share is not None]
+        axes.plot([p for p, _ in known], [share for _, share in known], marker="" if len(known) > 1 else "o", label=f"k = {k}")
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="p: paid speed-up over the reference is above", ylabel="share of problems", xlim=(-0.02, 3), ylim=(0, 1))
+    axes.set_title(title, fontsize=9)
+    axes.legend()
+    figure.savefig(path, dpi=120)
