@@ -2,7 +2,8 @@
 
     schema      1
     policy      kind, name and sampling: what decided the answers
-    setting     backend, world_size, topology, profile, size, dtype, samples (asked for, each problem), turns, config (`EvalConfig`)
+    setting     backend, world_size, topology, profile, size, dtype, samples (asked for, of each problem), turns,
+                config (`EvalConfig`)
     made        date (UTC), command, harness, python, torch: who wrote this file
     measured    hardware, toolchain, walls: of all verdicts; first, last: when they were kept (UTC)
     ks, ps      the k and p of every rate
@@ -11,7 +12,8 @@
                 reached, problems, too_few}]; `pkb_env/metrics.py` says what each means
     turns       only with several turns: [{turns, summary of all}], the best of the first 1, 2, ... turns
     curve       {"p": [...], "share": {k: [...]}}: fast_p@k for the picture
-    problems    [{problem, number, family, split, samples, infra, untimed, statuses, reached {p: samples}, best}], of first answers
+    problems    [{problem, number, family, split, samples, infra, untimed, statuses, reached {p: samples}, best}], of first
+                answers; best is the highest speed-up that is paid
     outcomes    [{problem, sample, turn, status, paid, speedup, low, high, faster, comparable, digest, verdict, message}]: every
                 answer; `verdict` is its row in the store, null when the harness failed
 
@@ -85,7 +87,7 @@ def recorded(path: Path, problems: Sequence[Problem], where: Submission, most: i
     finally:
         store.close()
     if not found:
-        raise UsageError(f"{file} holds no verdict of these problems and settings; see --problems, --backend, --world-size, --size")
+        raise UsageError(f"{file} holds no verdict of these problems and settings; see --problems, --backend, --world-size")
     return setting, found
 
 
@@ -156,7 +158,8 @@ def _problem(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     counted = [sample for sample in samples if sample.counted]
     return {
         "problem": problem.slug, "number": problem.number, "family": problem.family, "split": problem.split,
-        "samples": len(counted), "infra": len(samples) - len(counted), "untimed": sum(s.correct and s.paid is None for s in counted),
+        "samples": len(counted), "infra": len(samples) - len(counted),
+        "untimed": sum(s.correct and s.paid is None for s in counted),
         "statuses": {status.value: count for status, count in sorted(Counter(s.status for s in counted).items())},
         "reached": {f"{p:g}": sum(s.reaches(p) for s in counted) for p in THRESHOLDS},
         "best": max((s.paid for s in counted if s.paid is not None), default=None),
@@ -164,12 +167,9 @@ def _problem(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _line(outcome: Outcome) -> dict[str, Any]:
-    sample, verdict = outcome.sample, outcome.verdict
-    told: dict[str, Any] = {
-        "problem": sample.problem, "sample": sample.sample, "turn": sample.turn, "status": sample.status.value, "paid": sample.paid,
-    }  # fmt: skip
-    v = verdict
-    return told | {
+    s, v = outcome.sample, outcome.verdict
+    return {
+        "problem": s.problem, "sample": s.sample, "turn": s.turn, "status": s.status.value, "paid": s.paid,
         "speedup": v and v.speedup, "low": v and v.speedup_low, "high": v and v.speedup_high, "faster": v and v.faster,
         "comparable": v and v.comparable, "digest": v and v.digest, "verdict": outcome.row, "message": v and v.message[:_MESSAGE],
     }  # fmt: skip

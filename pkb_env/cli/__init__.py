@@ -14,7 +14,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Evaluate multi-rank kernels: list and show problems, evaluate a candidate or a policy, replay a verdict, inspect this machine.",
+    help="Multi-rank kernels: list and show problems, evaluate a candidate or a policy, replay a verdict, inspect this machine.",
     epilog="Exit codes: 0 correct, 1 not correct, 2 the harness failed or was asked for something impossible, 130 interrupted.",
 )
 app.command("list")(list_problems.list_problems)

@@ -27,9 +27,9 @@ _STORE = "store:"
 
 
 def evaluate_policy(
-    policy: Annotated[str, typer.Argument(help="hf:FOLDER, openai:MODEL, folder:FOLDER or store:PATH (runs nothing)")],
+    policy: Annotated[str, typer.Argument(help="hf:FOLDER, openai:MODEL, folder:FOLDER; store:PATH runs nothing")],
     *,
-    problems: Annotated[list[str] | None, typer.Option("--problems", "-p", help="name or split; repeatable; default: all")] = None,
+    problems: Annotated[list[str] | None, typer.Option("--problems", "-p", help="name or split; repeatable; default all")] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="of each problem")] = 1,
     k: Annotated[list[int] | None, typer.Option("--k", "-k", min=1, help="repeatable; default: 1 and as many as samples")] = None,
     turns: Annotated[int, typer.Option("--turns", min=1, help="answers of one sample, each after feedback")] = 1,
@@ -95,7 +95,9 @@ def _ks(wanted: list[int] | None, samples: int) -> list[int]:
     return ks
 
 
-def _evaluated(name: str, sampling: Sampling, plan: Plan, out: Path | None, *, quiet: bool) -> tuple[dict[str, Any], list[Outcome]]:
+def _evaluated(
+    name: str, sampling: Sampling, plan: Plan, out: Path | None, *, quiet: bool
+) -> tuple[dict[str, Any], list[Outcome]]:
     from pkb_env.errors import UsageError
     from pkb_env.policies import open_policy
     from pkb_env.policy_report import outcomes
@@ -103,6 +105,8 @@ def _evaluated(name: str, sampling: Sampling, plan: Plan, out: Path | None, *, q
 
     if out is None:
         raise UsageError("an evaluation wants --out FOLDER, in which answers and verdicts are kept as they come")
+    if not sampling.temperature and plan.samples > 1 and not name.startswith("folder:"):
+        raise UsageError(f"--temperature 0 draws {plan.samples} equal answers; give -n 1, or a temperature above 0")
     with _remarks():
         policy = open_policy(name, sampling, plan.where.backend)
     setting = plan.setting(policy)

@@ -19,8 +19,9 @@ def headline(told: dict[str, Any]) -> str:
     """Who was evaluated, where."""
     policy, setting, measured = told["policy"], told["setting"], told["measured"]
     name = policy.get("model") or policy.get("path")
-    where = f"{setting['backend']}, W={setting['world_size']} on {setting['topology']}, size {setting['size']} ({setting['profile']})"
-    return f"{policy['kind']}:{name}, {where}, {', '.join(measured['hardware']) or 'nothing ran'}"
+    where = f"{setting['backend']}, W={setting['world_size']} on {setting['topology']}"
+    size = f"size {setting['size']} ({setting['profile']})"
+    return f"{policy['kind']}:{name}, {where}, {size}, {', '.join(measured['hardware']) or 'nothing ran'}"
 
 
 def show(console: Console, told: dict[str, Any]) -> None:
@@ -33,7 +34,9 @@ def show(console: Console, told: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("total", *_cells(whole, told["ks"]), style="bold")
     console.print(table)
-    for line in (*_shares(told), *_turns(told), *_remarks(whole, told)):
+    console.print()
+    console.print(_shares(told))
+    for line in _remarks(whole, told):
         console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(_LEGEND, highlight=False, soft_wrap=True)
 
@@ -68,39 +71,33 @@ def _failures(summary: dict[str, Any]) -> str:
     return ", ".join([*told, *([f"{rest} others"] if rest else [])])
 
 
-def _shares(told: dict[str, Any]) -> list[str]:
-    """pass@k and fast_p@k of the whole set."""
-    whole, lines = told["groups"]["all"]["all"], []
-    for k in told["ks"]:
-        parts = [f"pass@{k} {_share(_rate(whole, 0, k))}"]
-        parts += [f"fast_{p:g}@{k} {_share(_rate(whole, p, k))}" for p in told["ps"] if p > 0]
-        lines.append("; ".join(parts))
-    return lines
+def _shares(told: dict[str, Any]) -> Table:
+    """pass@k and fast_p@k of the whole set; after several turns also what feedback bought."""
+    heads = [f"fast_{p:g}@k" if p else "pass@k" for p in told["ps"]]
+    table = Table("", "k", *heads, box=None, pad_edge=False, header_style="bold")
+    rows = [("first answers", told["groups"]["all"]["all"])]
+    rows += [(f"best of {each['turns']} turns", each["all"]) for each in told["turns"] if each["turns"] > 1]
+    for name, summary in rows:
+        for k in told["ks"]:
+            table.add_row(name, str(k), *(_share(_rate(summary, p, k)) for p in told["ps"]))
+    return table
 
 
 def _share(rate: dict[str, Any]) -> str:
-    return "-" if rate["share"] is None else f"{rate['share']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]"
-
-
-def _turns(told: dict[str, Any]) -> list[str]:
-    """What feedback bought."""
-    k = told["ks"][0]
-    return [
-        f"best of {each['turns']} turns: pass@{k} {_share(_rate(each['all'], 0, k))}, fast_1@{k} {_share(_rate(each['all'], 1, k))}"
-        for each in told["turns"]
-    ]
+    return "-" if rate["share"] is None else escape(f"{rate['share']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}]")
 
 
 def _remarks(whole: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """What did not count, and why."""
-    lines = []
-    if whole["missing"]:
-        lines.append(f"missing, without a counted sample: {len(whole['missing'])} problems: {', '.join(whole['missing'])}")
-    if whole["infra"]:
-        lines.append(f"INFRA: {whole['infra']} samples on which the harness failed; not counted, the same command tries them again")
-    for k in told["ks"]:
-        if too_few := _rate(whole, 0, k)["too_few"]:
-            lines.append(f"k = {k}: {too_few} problems have fewer counted samples and are left out of it")
-    if whole["untimed"]:
-        lines.append(f"untimed: {whole['untimed']} correct samples without usable times; they count as correct, and for no p above 0")
-    return lines
+    few, infra = {k: _rate(whole, 0, k)["too_few"] for k in told["ks"]}, whole["infra"]
+    lines = {
+        f"missing, without a counted sample: {', '.join(whole['missing'])}": whole["missing"],
+        f"INFRA: {infra} samples on which the harness failed: not counted; the same command tries them again": infra,
+        **{f"k = {k}: {_problems(few[k])} with fewer counted samples, left out of it": few[k] for k in told["ks"]},
+        f"untimed: {whole['untimed']} correct samples without usable times; they reach no p above 0": whole["untimed"],
+    }
+    return [line for line, there in lines.items() if there]
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'' if count == 1 else 's'}"
