@@ -6,14 +6,13 @@ Not here: what becomes of the answers (`test_policy_evaluation`).
 from __future__ import annotations
 
 import json
-import threading
-import warnings
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_model
+from chat_server import Server, reply, serving
 
 from pkb_env.errors import HarnessError, PkbError, UsageError
 from pkb_env.policies import Ask, Policy, Sampling, endpoint, open_policy
@@ -33,7 +32,7 @@ def write(folder: Path, *names: str) -> None:
 
 
 def samples(policy: Folder, problem: str) -> list[str]:
-    return [str(path.relative_to(policy._folder)) for path in policy.files.get(problem, [])]
+    return [str(path.relative_to(policy.folder)) for path in policy.files.get(problem, [])]
 
 
 @pytest.mark.parametrize("name", [
@@ -68,7 +67,8 @@ def test_folders_below_are_samples(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_named_in_one_warning(tmp_path: Path) -> None:
-    write(tmp_path, "allreduce.py", "allreduce_triton.py", "2_allreduce.py", "notes.md", "88_add.py", ".git/x.py", "__pycache__/a.py")
+    write(tmp_path, "allreduce.py", "allreduce_triton.py", "2_allreduce.py", "notes.md", "88_add.py", ".git/x.py")
+    write(tmp_path, "__pycache__/a.py")
     with pytest.warns(RuntimeWarning, match="left out") as seen:
         policy = open_policy(f"folder:{tmp_path}", Sampling(), "cpp")
     assert isinstance(policy, Folder)
@@ -82,7 +82,7 @@ def test_what_is_left_out_is_named_in_one_warning(tmp_path: Path) -> None:
 
 def test_many_that_are_left_out_are_counted(tmp_path: Path) -> None:
     write(tmp_path, "allreduce.py", *(f"x{i}.py" for i in range(9)))
-    with pytest.warns(RuntimeWarning, match="and 4 more|, 4 more"):
+    with pytest.warns(RuntimeWarning, match=", 4 more"):
         Folder(tmp_path, "torch")
 
 
@@ -106,55 +106,14 @@ def test_the_setting_of_a_folder_tells_its_contents(tmp_path: Path) -> None:
     assert first != Folder(tmp_path, "torch").setting()
 
 
-class Server(ThreadingHTTPServer):
-    """An endpoint that answers from a list of (status, headers, body); the last one again and again."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.replies: list[tuple[int, dict[str, str], str]] = [(200, {}, reply("hello"))]
-        self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.asked.append((self.path, dict(self.headers.items()), body))
-            status, headers, text = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
-        raw = text.encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(raw)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-
-def reply(content: str | None) -> str:
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]})
-
-
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("SOME_KEY", KEY)
     monkeypatch.setattr(endpoint, "FIRST_WAIT_S", 0.01)
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving() as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def model(server: Server, **changes: Any) -> Policy:
@@ -170,7 +129,8 @@ def test_an_endpoint_is_asked_as_it_wants_to_be(server: Server) -> None:
     assert body == {
         "model": "some-model", "temperature": 0.7, "top_p": 0.9, "max_tokens": 99, "seed": asked.seed(3),
         "messages": [
-            {"role": "user", "content": "do it"}, {"role": "assistant", "content": "done"}, {"role": "user", "content": "that was wrong"},
+            {"role": "user", "content": "do it"}, {"role": "assistant", "content": "done"},
+            {"role": "user", "content": "that was wrong"},
         ],
     }  # fmt: skip
     assert KEY not in json.dumps(policy.setting())
@@ -192,8 +152,9 @@ def test_what_passes_is_tried_again(server: Server) -> None:
 
 def test_what_does_not_pass_is_one_error_and_keeps_what_came(server: Server) -> None:
     server.replies = [(200, {}, reply("one")), (503, {}, f"busy with {KEY}")]
-    heard = []
-    with pytest.raises(HarnessError, match=r"answered 503 .*busy with \[key\]; tried 6 times; answers that came are kept") as error:
+    heard: list[object] = []
+    told = r"answered 503 .*busy with \[key\]; tried 6 times; answers that came are kept"
+    with pytest.raises(HarnessError, match=told) as error:
         heard.extend(model(server, at_once=1).draw([ask(sample=i) for i in range(3)]))
     assert KEY not in str(error.value)
     assert len(server.asked) == 1 + endpoint.TRIES
@@ -203,7 +164,7 @@ def test_answers_before_an_error_reach_the_caller(server: Server) -> None:
     server.replies = [(200, {}, reply("one")), (404, {}, "no such model")]
     drawn = model(server, at_once=1).draw([ask(sample=i) for i in range(3)])
     assert next(drawn)[1] == "one"
-    with pytest.raises(UsageError, match="answered 404 .*no such model"):
+    with pytest.raises(UsageError, match=r"answered 404 .*no such model"):
         next(drawn)
     assert len(server.asked) == 2
 
@@ -233,7 +194,7 @@ def test_a_model_that_wants_its_limit_under_another_name(server: Server) -> None
 
 
 def test_a_server_that_is_away(server: Server) -> None:
-    with pytest.raises(HarnessError, match="cannot be reached: .*Connection refused.*; tried 6 times"):
+    with pytest.raises(HarnessError, match=r"cannot be reached: .*Connection refused.*; tried 6 times"):
         list(model(server, base_url="http://127.0.0.1:1").draw([ask()]))
 
 
@@ -259,23 +220,8 @@ def test_an_endpoint_that_cannot_be(monkeypatch: pytest.MonkeyPatch, url: str, k
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that reads and writes bytes."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'pkb-env[train]'")
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path_factory.mktemp("model")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate([*alphabet, "<end>"])}, []))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = tokenizers.decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(folder)
-    config = transformers.LlamaConfig(
-        vocab_size=257, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=64, eos_token_id=256, bos_token_id=256,
-    )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    """A random model that takes 64 bytes."""
+    return tiny_model.build(tmp_path_factory.mktemp("model"), room=64)
 
 
 def test_a_model_folder_answers_in_batches(tiny: Path) -> None:
@@ -314,7 +260,7 @@ def test_a_prompt_that_does_not_fit(tiny: Path) -> None:
     policy = open_policy(f"hf:{tiny}", Sampling(max_new_tokens=100), "torch")
     (_, text), = policy.draw([ask("allreduce", 0, 0, "x" * 50)])
     assert 0 < len(text.encode("utf-8", "replace")) <= 3 * (64 - 51)  # cut to the room that is left; "\ufffd" has three bytes
-    with pytest.raises(UsageError, match="a prompt has 101 tokens, the model in .* takes 64"):
+    with pytest.raises(UsageError, match=r"a prompt has 101 tokens, the model in .* takes 64"):
         list(policy.draw([ask("allreduce", 0, 0, "x" * 100)]))
 
 

@@ -39,7 +39,7 @@ class Folder:
     def __init__(self, folder: Path, backend: str) -> None:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {str(folder)!r}; folder:PATH takes one with solution files")
-        self._folder = folder
+        self.folder = folder
         self.files, self.left_out = _solutions(folder, backend)
         if not self.files:
             wanted = f"a problem and fit for backend {backend!r}, such as allreduce.py or 1_allreduce_{backend}.py"
@@ -53,7 +53,7 @@ class Folder:
         for slug, paths in sorted(self.files.items()):
             for path in paths:
                 digest.update(f"{slug} {path.stat().st_size} ".encode() + path.read_bytes())
-        return {"kind": "folder", "path": str(self._folder), "contents": digest.hexdigest()}
+        return {"kind": "folder", "path": str(self.folder), "contents": digest.hexdigest()}
 
     def draw(self, asks: Sequence[Ask]) -> Iterator[tuple[Ask, str]]:
         """The files; a sample that has none is left out."""
@@ -66,7 +66,7 @@ class Folder:
         """Nothing is open."""
 
     def _rest(self) -> str:
-        names = [f"{path.relative_to(self._folder)} ({why})" for path, why in self.left_out[:_NAMED]]
+        names = [f"{path.relative_to(self.folder)} ({why})" for path, why in self.left_out[:_NAMED]]
         more = [f"{len(self.left_out) - _NAMED} more"] if len(self.left_out) > _NAMED else []
         return f": {', '.join(names + more)}" if names else ""
 
