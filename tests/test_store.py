@@ -203,6 +203,9 @@ def test_rollouts_come_back_in_order(tmp_path: Path) -> None:
     for rollout in (first, second, replace(first, run="other")):
         store.add_rollout(rollout)
     assert store.rollouts("run") == [first, second]
+    store.link_rollout(second, row)
+    assert store.rollouts("run") == [first, replace(second, verdict=row)]
+    assert store.rollouts("other") == [replace(first, run="other")]
     store.close()
 
 

@@ -90,10 +90,12 @@ def _share(rate: dict[str, Any]) -> str:
 def _remarks(whole: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """What did not count, and why."""
     few, infra = {k: _rate(whole, 0, k)["too_few"] for k in told["ks"]}, whole["infra"]
+    most = told["policy"].get("most", 0)
     lines = {
         f"missing, without a counted sample: {', '.join(whole['missing'])}": whole["missing"],
         f"INFRA: {infra} samples on which the harness failed: not counted; the same command tries them again": infra,
         **{f"k = {k}: {_problems(few[k])} with fewer counted samples, left out of it": few[k] for k in told["ks"]},
+        f"the folder holds up to {most} samples of a problem; -n {most} counts them all": most > told["setting"]["samples"],
         f"untimed: {whole['untimed']} correct samples without usable times; they reach no p above 0": whole["untimed"],
     }
     return [line for line, there in lines.items() if there]

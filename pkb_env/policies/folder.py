@@ -48,12 +48,13 @@ class Folder:
             warnings.warn(f"left out of {folder}{self._rest()}", RuntimeWarning, stacklevel=2)
 
     def setting(self) -> dict[str, Any]:
-        """Path and contents."""
+        """Path, contents, and the number of samples of the problem that has most."""
         digest = hashlib.sha256()
         for slug, paths in sorted(self.files.items()):
             for path in paths:
                 digest.update(f"{slug} {path.stat().st_size} ".encode() + path.read_bytes())
-        return {"kind": "folder", "path": str(self.folder), "contents": digest.hexdigest()}
+        most = max(map(len, self.files.values()))
+        return {"kind": "folder", "path": str(self.folder), "contents": digest.hexdigest(), "most": most}
 
     def draw(self, asks: Sequence[Ask]) -> Iterator[tuple[Ask, str]]:
         """The files; a sample that has none is left out."""

@@ -76,7 +76,7 @@ class HuggingFace:
         given = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=not chat).to(self._device)
         length = given["input_ids"].shape[1]
         settings = self._settings(tokenizer, model, length)
-        with torch.random.fork_rng([self._device] if self._device == "cuda" else []), torch.inference_mode():
+        with torch.random.fork_rng(range(torch.cuda.device_count())), torch.inference_mode():
             torch.manual_seed(asks[0].seed(self._sampling.seed or 0))
             drawn = model.generate(
                 input_ids=given["input_ids"], attention_mask=given["attention_mask"], generation_config=settings
