@@ -6,6 +6,7 @@
                 config (`EvalConfig`)
     made        date (UTC), command, harness, python, torch: who wrote this file
     measured    hardware, toolchain, walls: of all verdicts; first, last: when they were kept (UTC)
+    unfit       problems of the set that do not run on so many ranks; nothing else here speaks of them
     ks, ps      the k and p of every rate
     groups      {"all" | "family" | "split": {name: summary}}, of first answers.  A summary: problems, missing (names), samples,
                 infra, untimed, statuses {status: samples}, mechanisms {name: {samples, correct}}, rates [{p, k, share, low, high,
@@ -92,7 +93,13 @@ def recorded(path: Path, problems: Sequence[Problem], where: Submission, most: i
 
 
 def report(
-    setting: dict[str, Any], problems: Sequence[Problem], found: Sequence[Outcome], ks: Sequence[int], command: str
+    setting: dict[str, Any],
+    problems: Sequence[Problem],
+    found: Sequence[Outcome],
+    ks: Sequence[int],
+    *,
+    unfit: Sequence[str] = (),
+    command: str = "",
 ) -> dict[str, Any]:
     """The object (its form: the head of this module)."""
     asked = [Asked(problem.slug, problem.family, problem.split) for problem in problems]
@@ -104,7 +111,7 @@ def report(
     return {
         "report": "policy evaluation", "schema": SCHEMA, "policy": setting["policy"],
         "setting": {name: setting[name] for name in _SETTING}, "made": _made(command), "measured": _measured(found),
-        "ks": list(ks), "ps": list(THRESHOLDS),
+        "unfit": list(unfit), "ks": list(ks), "ps": list(THRESHOLDS),
         "groups": {kind: {name: asdict(each) for name, each in of.items()} for kind, of in groups.items()},
         "turns": [{"turns": so_many, "all": asdict(summary)} for so_many, summary in best],
         "curve": {"p": list(GRID), "share": {str(k): curve(asked, first, k, GRID) for k in ks}},

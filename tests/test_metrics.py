@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from verdicts import example, relaxed, timed, verdicts
 
@@ -147,7 +147,7 @@ def test_the_best_of_turns() -> None:
     assert told[3] == {**told[1], ("a", 0): (Status.CORRECT, 1.5)}
 
 
-@relaxed
+@settings(relaxed, max_examples=30)
 @given(st.lists(verdicts(), max_size=6))
 def test_what_holds_for_any_samples(drawn: list[Verdict]) -> None:
     samples = [Sample.of(verdict, number) for number, verdict in enumerate(drawn)]

@@ -275,3 +275,19 @@ def test_what_the_harness_failed_on_is_told_and_not_counted(tmp_path: Path, capf
     assert "INFRA: 1 samples on which the harness failed" in out
     assert "k = 2: 1 problem with fewer counted samples" in out
     assert re.search(r"(?m)^total +1 +1 +0 of 1 +- +0 of 1 +- +1 INVALID", out)
+
+
+def test_samples_and_problems_that_are_not_looked_at_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("allreduce.py", "b/allreduce.py"):
+        (tmp_path / name).write_text("no code", encoding="utf-8")
+    _, page, _ = evaluate(f"folder:{tmp_path}", "-p", "allreduce", *QUICK, "--out", str(tmp_path / ".out"), capfd=capfd)
+    assert "the folder holds up to 2 samples of a problem; -n 2 counts them all" in page
+    store = Store(tmp_path / "wide.db")
+    verdict = example(Status.DEADLOCK, world_size=64)
+    store.put(Key.of(verdict, "h", "{}"), verdict, "", b"")
+    store.close()
+    asked = ("-p", "allreduce", "-p", "ring_attention", "-w", "64", "--size", "tiny")
+    _, page, _ = evaluate(f"store:{tmp_path / 'wide.db'}", *asked, capfd=capfd)
+    assert "left out, they do not run on 64 ranks: ring_attention" in page
+    assert re.search(r"(?m)^total +1 +1 +0 of 1 +0 of 1 +1 DEADLOCK", page)

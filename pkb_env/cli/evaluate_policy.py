@@ -58,11 +58,13 @@ def evaluate_policy(
     """
     with session.guarded():
         from pkb_env.policies import Sampling
+        from pkb_env.policy_report import report
         from pkb_env.problem_set import fitting, problem_set
         from pkb_env.submission import Submission
         from pkb_env.topology import settled
 
-        found = fitting(problem_set(problems or "all"), world_size=world_size, size=size, profile=profile)
+        asked = problem_set(problems or "all")
+        found = fitting(asked, world_size=world_size, size=size, profile=profile)
         where = settled(Submission("", found[0].slug, backend, world_size, topology, profile, size))
         config = bench_setting.config(pairs=pairs, precision=precision, time_budget_s=time_budget)
         plan = _plan(found, samples, turns, where, config)
@@ -72,7 +74,8 @@ def evaluate_policy(
         else:
             sampling = Sampling(temperature, top_p, max_new_tokens, seed, at_once, base_url, key_variable)
             setting, outcomes = _evaluated(policy, sampling, plan, out, quiet=as_json)
-        told = _report(setting, plan, outcomes, ks)
+        unfit = [problem.slug for problem in asked if problem not in found]
+        told = report(setting, found, outcomes, ks, unfit=unfit, command=shlex.join(["pkb", *sys.argv[1:]]))
         _publish(told, out, as_json=as_json)
         if not told["groups"]["all"]["all"]["samples"]:
             raise SystemExit(session.FAILED)
@@ -131,12 +134,6 @@ def _recorded(path: Path, plan: Plan) -> tuple[dict[str, Any], list[Outcome]]:
     from pkb_env.policy_report import recorded
 
     return recorded(path, plan.problems, plan.where, plan.samples)
-
-
-def _report(setting: dict[str, Any], plan: Plan, outcomes: list[Outcome], ks: list[int]) -> dict[str, Any]:
-    from pkb_env.policy_report import report
-
-    return report(setting, plan.problems, outcomes, ks, shlex.join(["pkb", *sys.argv[1:]]))
 
 
 def _publish(told: dict[str, Any], out: Path | None, *, as_json: bool) -> None:

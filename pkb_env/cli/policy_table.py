@@ -13,6 +13,8 @@ from rich.table import Table
 
 _FAILURES = 4
 """So many kinds of failures a row names; the rest is counted."""
+_NAMED = 8
+"""So many problems a remark names."""
 
 
 def headline(told: dict[str, Any]) -> str:
@@ -92,13 +94,19 @@ def _remarks(whole: dict[str, Any], told: dict[str, Any]) -> list[str]:
     few, infra = {k: _rate(whole, 0, k)["too_few"] for k in told["ks"]}, whole["infra"]
     most = told["policy"].get("most", 0)
     lines = {
-        f"missing, without a counted sample: {', '.join(whole['missing'])}": whole["missing"],
+        f"left out, they do not run on {told['setting']['world_size']} ranks: {_names(told['unfit'])}": told["unfit"],
+        f"missing, without a counted sample: {_names(whole['missing'])}": whole["missing"],
         f"INFRA: {infra} samples on which the harness failed: not counted; the same command tries them again": infra,
         **{f"k = {k}: {_problems(few[k])} with fewer counted samples, left out of it": few[k] for k in told["ks"]},
         f"the folder holds up to {most} samples of a problem; -n {most} counts them all": most > told["setting"]["samples"],
         f"untimed: {whole['untimed']} correct samples without usable times; they reach no p above 0": whole["untimed"],
     }
     return [line for line, there in lines.items() if there]
+
+
+def _names(problems: list[str]) -> str:
+    more = len(problems) - _NAMED
+    return ", ".join(problems[:_NAMED]) + (f" and {more} more (report.json names them)" if more > 0 else "")
 
 
 def _problems(count: int) -> str:

@@ -31,7 +31,7 @@ FIRST_WAIT_S = 0.5
 """Before the second try; doubled each time."""
 _MOST_WAIT_S = 60.0
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-_SHOWN = 300
+_SHOWN, _MOST_BYTES = 300, 64 << 20
 _Answers = queue.SimpleQueue[tuple[Ask, str] | PkbError | None]
 
 
@@ -128,7 +128,7 @@ class Endpoint:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self._key}"} if self._key else {})}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)  # noqa: S310  the scheme was checked
         with self._opener.open(request, timeout=REQUEST_S) as reply:
-            raw: bytes = reply.read()
+            raw: bytes = reply.read(_MOST_BYTES)
             return raw
 
     def _why(self, error: urllib.error.HTTPError) -> str:
