@@ -18,78 +18,30 @@
     outcomes    [{problem, sample, turn, status, paid, speedup, low, high, faster, comparable, digest, verdict, message}]: every
                 answer; `verdict` is its row in the store, null when the harness failed
 
-Not here: the arithmetic (`metrics`), tables (`cli`), the picture (`policy_curve`).
+Not here: the arithmetic (`metrics`), reading the store (`policy_record`), tables (`cli`), the picture (`policy_curve`).
 """
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from pkb_env import hardware
-from pkb_env.errors import UsageError
 from pkb_env.metrics import THRESHOLDS, Asked, Sample, best_of_turns, curve, summarise
-from pkb_env.policy_run import RUN, SETTING, STORE, drawn
-from pkb_env.store import Store
-from pkb_env.submission import Submission
+from pkb_env.policy_record import Outcome
+from pkb_env.policy_run import WHERE
 from problems.base import Problem
-from rewards.verdict import Status, Verdict
 
 SCHEMA = 1
 GRID = tuple(step / 20 for step in range(61))
 """The p of the curve: 0 to 3."""
-_SETTING = ("backend", "world_size", "topology", "profile", "size", "dtype", "samples", "turns", "config")
+_SETTING = (*WHERE, "samples", "turns", "config")
 _MESSAGE = 300
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One answer, and what came of it."""
-
-    sample: Sample
-    verdict: Verdict | None = None
-    row: int | None = None
-    """Of the verdict in the store; both are None when the harness failed."""
-    created: float | None = None
-
-
-def outcomes(store: Store, problems: Sequence[Problem], most: int) -> list[Outcome]:
-    """The first so many answers to each problem of the run that a store holds."""
-    slugs = {problem.number: problem.slug for problem in problems}
-    return [
-        _outcome(store, slugs[group], sample, turn, rollout.verdict)
-        for (group, sample, turn), rollout in sorted(drawn(store).items()) if group in slugs and sample < most
-    ]  # fmt: skip
-
-
-def recorded(path: Path, problems: Sequence[Problem], where: Submission, most: int) -> tuple[dict[str, Any], list[Outcome]]:
-    """Setting and outcomes of a folder that `pkb evaluate` wrote, or of any store: there every candidate is one sample.
-
-    Raises:
-        UsageError: no store is there, or it holds nothing that was asked for.
-    """
-    file = path / STORE if path.is_dir() else path
-    if not file.is_file():
-        raise UsageError(f"there is no store at {file}; `pkb evaluate ... --out FOLDER` and `pkb eval --store FILE` make one")
-    store = Store(file)
-    try:
-        ours = file.with_name(SETTING)
-        if ours.is_file() and store.rollouts(RUN):
-            setting, found = json.loads(ours.read_text(encoding="utf-8")), outcomes(store, problems, most)
-        else:
-            setting, found = _plain_setting(file, where, most), _candidates(store, problems, where, most)
-    finally:
-        store.close()
-    if not found:
-        raise UsageError(f"{file} holds no verdict of these problems and settings; see --problems, --backend, --world-size")
-    return setting, found
 
 
 def report(
@@ -118,30 +70,6 @@ def report(
         "problems": [_problem(problem, [s for s in first if s.problem == problem.slug]) for problem in problems],
         "outcomes": [_line(outcome) for outcome in found],
     }  # fmt: skip
-
-
-def _outcome(store: Store, slug: str, sample: int, turn: int, row: int | None) -> Outcome:
-    if row is None:
-        return Outcome(Sample(slug, sample, Status.INFRA, turn=turn))
-    stored = store.get(row)
-    return Outcome(Sample.of(stored.verdict, sample, turn), stored.verdict, row, stored.created)
-
-
-def _candidates(store: Store, problems: Sequence[Problem], where: Submission, most: int) -> list[Outcome]:
-    """The newest verdict of every candidate under the settings that were asked for, in the order of their first ones."""
-    columns = {name: getattr(where, name) for name in ("backend", "world_size", "topology", "profile", "size")}
-    found: list[Outcome] = []
-    for problem in problems:
-        rows = store.search(problem=problem.slug, problem_version=problem.version, **columns)
-        newest = {row.verdict.digest: row for row in reversed(rows)}  # a dict keeps the first place and the last value
-        taken = list(newest.values())[:most]
-        found += [Outcome(Sample.of(row.verdict, i), row.verdict, row.id, row.created) for i, row in enumerate(taken)]
-    return found
-
-
-def _plain_setting(file: Path, where: Submission, most: int) -> dict[str, Any]:
-    told = {name: getattr(where, name) for name in ("backend", "world_size", "topology", "profile", "size", "dtype")}
-    return {"policy": {"kind": "store", "path": str(file)}, **told, "samples": most, "turns": 1, "config": None}
 
 
 def _made(command: str) -> dict[str, str]:

@@ -38,6 +38,8 @@ from rewards.verdict import Status, Verdict
 RUN = "evaluate"
 """The run under which the store of an output folder keeps its rollouts."""
 STORE, SETTING = "store.db", "setting.json"
+WHERE = ("backend", "world_size", "topology", "profile", "size", "dtype")
+"""What a setting holds of a submission."""
 _MOST_THREADS = 16
 Heard = Callable[[str], None]
 Place = tuple[int, int, int]
@@ -63,7 +65,7 @@ class Plan:
     def setting(self, policy: Policy) -> dict[str, Any]:
         """What two runs must have in common to be one."""
         prompts = hashlib.sha256("\0".join(map(self.prompt, self.problems)).encode("utf-8", "surrogatepass")).hexdigest()
-        where = {name: getattr(self.where, name) for name in ("backend", "world_size", "topology", "profile", "size", "dtype")}
+        where = {name: getattr(self.where, name) for name in WHERE}
         return {
             "policy": policy.setting(), "problems": {p.slug: p.version for p in self.problems}, "samples": self.samples,
             "turns": self.turns, **where, "config": self.config.model_dump(mode="json"), "prompts": prompts,
@@ -130,22 +132,18 @@ def _draw(plan: Plan, policy: Policy, store: Store, turn: int, heard: Heard) -> 
 
 
 def _ask(plan: Plan, store: Store, there: dict[Place, Rollout], problem: Problem, sample: int, turn: int) -> Ask | None:
-    """What to ask now; None if it was answered, or if the turn before it has no result."""
-    if (problem.number, sample, turn) in there:
+    """What to ask now; None if it was answered, or if a turn before it has no result."""
+    places = [(problem.number, sample, before) for before in range(turn)]
+    earlier = [there[place] for place in places if place in there and there[place].verdict is not None]
+    if (problem.number, sample, turn) in there or len(earlier) < turn:
         return None
-    earlier = [there.get((problem.number, sample, before)) for before in range(turn)]
-    if any(rollout is None or rollout.verdict is None for rollout in earlier):
-        return None
-    said = [plan.prompt(problem)] if turn == 0 else []
-    for rollout in earlier:
-        assert rollout is not None
-        said += [rollout.prompt, rollout.completion]
-    if turn:
-        last = earlier[-1]
-        assert last is not None
-        assert last.verdict is not None
-        said.append(feedback(store.get(last.verdict).verdict, code_in(last.completion)))
-    return Ask(problem.slug, sample, turn, tuple(said))
+    said = [text for rollout in earlier for text in (rollout.prompt, rollout.completion)]
+    return Ask(problem.slug, sample, turn, (*said, _feedback(store, earlier[-1]) if earlier else plan.prompt(problem)))
+
+
+def _feedback(store: Store, rollout: Rollout) -> str:
+    assert rollout.verdict is not None
+    return feedback(store.get(rollout.verdict).verdict, code_in(rollout.completion))
 
 
 def _evaluate(plan: Plan, evaluator: Evaluator, turn: int, heard: Heard) -> None:

@@ -6,7 +6,9 @@ Not here: what becomes of the answers (`test_policy_evaluation`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +198,17 @@ def test_a_model_that_wants_its_limit_under_another_name(server: Server) -> None
 def test_a_server_that_is_away(server: Server) -> None:
     with pytest.raises(HarnessError, match=r"cannot be reached: .*Connection refused.*; tried 6 times"):
         list(model(server, base_url="http://127.0.0.1:1").draw([ask()]))
+
+
+def test_whoever_leaves_waits_for_no_server(server: Server) -> None:
+    server.ready = threading.Semaphore(1)
+    drawn = model(server, at_once=2).draw([ask(sample=i) for i in range(9)])
+    assert next(drawn)[1] == "hello"
+    start = time.monotonic()
+    assert isinstance(drawn, Generator)
+    drawn.close()
+    assert time.monotonic() - start < 5
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "pkb-endpoint")
 
 
 def test_without_a_key_none_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,15 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def killed_after(said: str, *arguments: str, server: Server | None = None) -> list[str]:
-    """Lines of progress of a run that is killed as soon as it has said something, and then asked something."""
+def killed_after(said: str, *arguments: str, then: Callable[[], None] = lambda: None) -> list[str]:
+    """Lines of progress of a run that is killed as soon as it has said something, and something else was done."""
     lines = []
     with started(*arguments) as process:
         assert process.stderr is not None
         for line in process.stderr:
             lines.append(line.strip())
             if re.search(said, line):
-                if server is not None:
-                    await_request(server, len(lines) + 1)
+                then()
                 process.send_signal(signal.SIGKILL)
                 break
         process.wait(30)
@@ -127,7 +127,12 @@ def test_answers_of_an_endpoint_are_drawn_once_whatever_happens(tmp_path: Path, 
         command = (
             "openai:m", "--base-url", server.url, "-p", "allreduce", "-n", "4", "--at-once", "1", *QUICK, "--out", str(tmp_path),
         )  # fmt: skip
-        killed_after("evaluate 2: drawn", *command, server=server)
+
+        def third() -> None:
+            await_request(server, 3)
+            assert "another process evaluates into" in evaluate(*command, capfd=capfd)[2]
+
+        killed_after("evaluate 2: drawn", *command, then=third)
         assert len(rows(tmp_path)[0]) == 2
         server.ready.release(100)
         _, out, error = evaluate(*command, "--json", capfd=capfd)
@@ -200,18 +205,6 @@ def test_another_policy_wants_another_folder(tmp_path: Path, capfd: pytest.Captu
     command = settled(tmp_path / "a", tmp_path / "out", capfd)
     (tmp_path / "a" / "allreduce.py").write_text("other", encoding="utf-8")
     assert "policy.contents was" in evaluate(*command, capfd=capfd)[2]
-
-
-def test_an_occupied_folder_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with serving() as server:
-        server.ready = type(server.ready)(0)
-        command = ("openai:m", "--base-url", server.url, "-p", "allreduce", *QUICK, "--out", str(tmp_path))
-        with started(*command) as process:
-            await_request(server, 1)
-            code, _, error = evaluate(*command, capfd=capfd)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130  # it waits for no server
-    assert (code, "another process evaluates into" in error) == (2, True)
 
 
 def await_request(server: Server, number: int) -> None:
@@ -290,4 +283,24 @@ def test_samples_and_problems_that_are_not_looked_at_are_told(tmp_path: Path, ca
     asked = ("-p", "allreduce", "-p", "ring_attention", "-w", "64", "--size", "tiny")
     _, page, _ = evaluate(f"store:{tmp_path / 'wide.db'}", *asked, capfd=capfd)
     assert "left out, they do not run on 64 ranks: ring_attention" in page
+    assert re.search(r"(?m)^total +1 +1 +0 of 1 +0 of 1 +1 DEADLOCK", page)
+
+
+def test_a_folder_is_told_again_as_it_was_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("allreduce.py", "allreduce_1.py", "allgather.py"):
+        (tmp_path / name).write_text(f"no code of {name}", encoding="utf-8")
+    out = tmp_path / ".out"
+    evaluate(f"folder:{tmp_path}", "-p", "1", "-p", "2", "-n", "2", *QUICK, "--out", str(out), capfd=capfd)
+    first = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    code, again, error = evaluate(f"store:{out}", "--json", capfd=capfd)
+    assert (code, error) == (0, "")
+    told = json.loads(again)
+    assert {**told, "made": None} == {**first, "made": None}
+    one = json.loads(evaluate(f"store:{out}", "-p", "allgather", "-n", "1", "--json", capfd=capfd)[1])
+    assert ([each["problem"] for each in one["outcomes"]], one["ks"]) == (["allgather"], [1])
+    store = Store(tmp_path / "gpu.db")  # a machine without GPUs may read what one with GPUs has kept
+    verdict = example(Status.DEADLOCK, topology="node", backend="cuda", size="default")
+    store.put(Key.of(verdict, "h", "{}"), verdict, "", b"")
+    store.close()
+    _, page, _ = evaluate(f"store:{tmp_path / 'gpu.db'}", "-p", "allreduce", "-b", "cuda", "--topology", "node", capfd=capfd)
     assert re.search(r"(?m)^total +1 +1 +0 of 1 +0 of 1 +1 DEADLOCK", page)
