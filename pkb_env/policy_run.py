@@ -63,7 +63,13 @@ class Plan:
         return task_prompt(problem, replace(self.where, problem=problem.slug), self.config, self.turns)
 
     def setting(self, policy: Policy) -> dict[str, Any]:
-        """What two runs must have in common to be one."""
+        """What two runs must have in common to be one.
+
+        Raises:
+            UsageError: the policy cannot answer feedback.
+        """
+        if self.turns > 1 and not policy.turns:
+            raise UsageError("files answer no feedback; leave out --turns, or name a model")
         prompts = hashlib.sha256("\0".join(map(self.prompt, self.problems)).encode("utf-8", "surrogatepass")).hexdigest()
         where = {name: getattr(self.where, name) for name in WHERE}
         return {
@@ -86,9 +92,9 @@ def occupied(folder: Path, setting: dict[str, Any]) -> Iterator[Store]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another process evaluates into {folder} now; wait for it, or name another folder") from None
-        _agree(folder / SETTING, setting)
         store = Store(folder / STORE)
         try:
+            _agree(folder / SETTING, setting, begun=bool(store.rollouts(RUN)))
             yield store
         finally:
             store.close()
@@ -98,11 +104,8 @@ def run(plan: Plan, policy: Policy, store: Store, heard: Heard = lambda _: None)
     """Draw and evaluate what the store still lacks; `heard` is told of each answer and each verdict.
 
     Raises:
-        UsageError: the policy cannot answer feedback.
         PkbError: the policy, or the machine, gave up; all that was done is kept.
     """
-    if plan.turns > 1 and not policy.turns:
-        raise UsageError("files answer no feedback; leave out --turns, or name a model")
     with Evaluator(plan.config, store) as evaluator:
         for turn in range(plan.turns):
             try:
@@ -193,10 +196,10 @@ def _short(verdict: Verdict) -> str:
     return f"CORRECT, {verdict.speedup:.2f}x" if verdict.speedup is not None else verdict.status.value
 
 
-def _agree(path: Path, setting: dict[str, Any]) -> None:
-    """Keep the setting of a new folder; compare it with that of an old one."""
+def _agree(path: Path, setting: dict[str, Any], *, begun: bool) -> None:
+    """Keep the setting of a folder in which nothing was drawn so far; compare it with that of another one."""
     plain = json.loads(json.dumps(setting))
-    if not path.exists():
+    if not begun or not path.exists():
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         os.replace(fresh, path)

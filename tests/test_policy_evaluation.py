@@ -201,6 +201,14 @@ def test_another_setting_wants_another_folder(
     assert told in error
 
 
+def test_a_folder_in_which_nothing_was_drawn_takes_another_setting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        server.replies = [(404, {}, "no such model"), (200, {}, reply("no code"))]
+        command = ("--base-url", server.url, "-p", "allreduce", *QUICK, "--out", str(tmp_path))
+        assert "no such model" in evaluate("openai:modle", *command, capfd=capfd)[2]
+        assert evaluate("openai:model", *command, capfd=capfd)[0] == 0
+
+
 def test_another_policy_wants_another_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = settled(tmp_path / "a", tmp_path / "out", capfd)
     (tmp_path / "a" / "allreduce.py").write_text("other", encoding="utf-8")
