@@ -177,7 +177,7 @@ class Evaluator:
     def _evaluate(self, case: Case, cancellation: Cancellation) -> Verdict:
         cancellation.check()
         machine = self.machine()
-        known = self.store.find(self.key(case.pending(machine))) if self.store else None
+        known = self.store.find(self._key(case.pending(machine))) if self.store else None
         if known is not None:
             return known
         secret, start = secrets.token_bytes(32), time.monotonic()
@@ -194,14 +194,13 @@ class Evaluator:
     def _kept(self, store: Store, verdict: Verdict, case: Case, secret: bytes) -> Verdict:
         """The verdict as the store has it; a store that fails costs nobody a verdict."""
         try:
-            store.put(self.key(verdict), verdict, case.candidate.source, secret)
-            return store.find(self.key(verdict)) or verdict
+            store.put(self._key(verdict), verdict, case.candidate.source, secret)
+            return store.find(self._key(verdict)) or verdict
         except (sqlite3.Error, OSError) as error:
             warnings.warn(f"the verdict is not stored: {error}", RuntimeWarning, stacklevel=2)
             return verdict
 
-    def key(self, verdict: Verdict) -> Key:
-        """The key under which this evaluator stores a verdict."""
+    def _key(self, verdict: Verdict) -> Key:
         return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))
 
 

@@ -33,7 +33,7 @@ from pkb_env.prompt import feedback, task_prompt
 from pkb_env.store import Rollout, Store
 from pkb_env.submission import Submission, code_in, read
 from problems.base import Problem
-from rewards.verdict import Status, Verdict
+from rewards.verdict import Verdict
 
 RUN = "evaluate"
 """The run under which the store of an output folder keeps its rollouts."""
@@ -116,11 +116,8 @@ def run(plan: Plan, policy: Policy, store: Store, heard: Heard = lambda _: None)
 
 
 def drawn(store: Store, name: str = RUN) -> dict[Place, Rollout]:
-    """The answers that are there; of two at one place the first one counts."""
-    found: dict[Place, Rollout] = {}
-    for rollout in store.rollouts(name):
-        found.setdefault((rollout.group, rollout.sample, rollout.turn), rollout)
-    return found
+    """The answers that are there."""
+    return {(each.group, each.sample, each.turn): each for each in store.rollouts(name)}
 
 
 def _draw(plan: Plan, policy: Policy, store: Store, turn: int, heard: Heard) -> None:
@@ -130,7 +127,7 @@ def _draw(plan: Plan, policy: Policy, store: Store, turn: int, heard: Heard) -> 
     numbers = {problem.slug: problem.number for problem in plan.problems}
     for ask, text in policy.draw(asks) if asks else ():
         group = numbers[ask.problem]
-        store.add_rollout(Rollout(RUN, 0, group, turn, ask.said[-1], text, sample=ask.sample))
+        store.add_rollouts([Rollout(RUN, 0, group, turn, ask.said[-1], text, sample=ask.sample)])
         heard(f"drawn: {ask.problem}, sample {ask.sample + 1}{_of_turn(plan, turn)}")
 
 
@@ -159,10 +156,8 @@ def _evaluate(plan: Plan, evaluator: Evaluator, turn: int, heard: Heard) -> None
         same[replace(plan.where, text=_said(rollout.completion), problem=slugs[rollout.group])].append(rollout)
     with closing(_verdicts(evaluator, list(same))) as verdicts:
         for submission, verdict in verdicts:
-            if verdict.status is not Status.INFRA:
-                row = store.put(evaluator.key(verdict), verdict, code_in(submission.text), b"")  # it is there, but for INVALID
-                for rollout in same[submission]:
-                    store.link_rollout(rollout, row)
+            row = store.row_of(verdict, code_in(submission.text))  # it is there, but for INVALID
+            store.add_rollouts(replace(rollout, verdict=row) for rollout in same[submission])
             numbers = ", ".join(str(rollout.sample + 1) for rollout in same[submission])
             heard(f"{verdict.problem}, sample {numbers}{_of_turn(plan, turn)}: {_short(verdict)}")
 

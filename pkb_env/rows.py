@@ -77,6 +77,8 @@ class Rollout:
 
 KEY_COLUMNS = tuple(f.name for f in fields(Key))
 ROLLOUT_COLUMNS = tuple(f.name for f in fields(Rollout))
+PLACE = ("run", "step", "group", "sample", "turn")
+"""What no two rollouts have in common."""
 ENCODED = ("prompt", "completion")
 _NUMBERS = frozenset({"problem_version", "world_size", "step", "group", "turn", "verdict", "sample"})
 

@@ -12,14 +12,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from pkb_env.errors import UsageError
-from pkb_env.rows import ENCODED, KEY_COLUMNS, ROLLOUT_COLUMNS, Key, Rollout, Stored, connect, quoted
+from pkb_env.rows import ENCODED, KEY_COLUMNS, PLACE, ROLLOUT_COLUMNS, Key, Rollout, Stored, connect, quoted
 from rewards.verdict import Status, Verdict
 
 __all__ = ["Key", "Rollout", "Store", "Stored"]
@@ -63,6 +63,14 @@ class Store:
             )
             return int(db.execute(f"SELECT id FROM verdicts WHERE {_where(KEY_COLUMNS)}", astuple(key)).fetchone()[0])
 
+    def row_of(self, verdict: Verdict, source: str) -> int | None:
+        """The row of a verdict, which is stored now, without a secret, if it is not there; None for INFRA."""
+        if verdict.status is Status.INFRA:
+            return None
+        there = self.search(digest=verdict.digest, problem=verdict.problem, status=verdict.status.value)
+        found = next((row.id for row in there if row.verdict == verdict), None)
+        return self.put(Key.of(verdict, "", ""), verdict, source, b"") if found is None else found
+
     def find(self, key: Key) -> Verdict | None:
         """The verdict stored under a key."""
         found = self.search(**{name: getattr(key, name) for name in KEY_COLUMNS})
@@ -95,26 +103,37 @@ class Store:
             rows = db.execute(query, (*wanted.values(), limit)).fetchall()
         return [_stored(row) for row in rows]
 
-    def add_rollout(self, rollout: Rollout) -> int:
-        """Store one completion; its row's id."""
-        row = [_bytes(v) if name in ENCODED else v for name, v in zip(ROLLOUT_COLUMNS, astuple(rollout), strict=True)]
-        marks = ", ".join("?" * (len(row) + 1))
+    def add_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Store completions, all or none of them; each takes the place of the one with its run, step, group, sample and turn."""
         with self._open() as db:
-            done = db.execute(f"INSERT INTO rollouts ({_ROLLOUT}, created) VALUES ({marks})", (*row, time.time()))
-        return int(done.lastrowid or 0)
-
-    def link_rollout(self, rollout: Rollout, verdict: int) -> None:
-        """Give every stored completion of the same run, step, group, sample and turn its verdict."""
-        names = ("run", "step", "group", "sample", "turn")
-        values = [getattr(rollout, name) for name in names]
-        with self._open() as db:
-            db.execute(f"UPDATE rollouts SET verdict = ? WHERE {_where(names)}", (verdict, *values))
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                for rollout in rollouts:
+                    _insert(db, rollout)
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
 
     def rollouts(self, run: str) -> list[Rollout]:
         """The completions of a run in the order in which they were stored."""
         with self._open() as db:
             rows = db.execute(f"SELECT {_ROLLOUT} FROM rollouts WHERE run = ? ORDER BY id", (run,)).fetchall()
         return [_rollout(row) for row in rows]
+
+    def graded(self, run: str | None = None) -> list[tuple[Rollout, Verdict | None]]:
+        """The completions of a run, or of all, in the order in which they were stored, each with its verdict."""
+        columns = ", ".join(f'r."{name}"' for name in ROLLOUT_COLUMNS)
+        query = f"SELECT v.json, {columns} FROM rollouts r LEFT JOIN verdicts v ON v.id = r.verdict"
+        with self._open() as db:
+            rows = db.execute(f"{query} WHERE r.run = ? OR ? IS NULL ORDER BY r.id", (run, run)).fetchall()
+        return [(_rollout(rest), None if json is None else Verdict.from_json(json)) for json, *rest in rows]
+
+    def runs(self) -> list[str]:
+        """Names of the runs that have rollouts, oldest first."""
+        with self._open() as db:
+            rows = db.execute("SELECT run FROM rollouts GROUP BY run ORDER BY min(id)").fetchall()
+        return [str(row[0]) for row in rows]
 
     def close(self) -> None:
         """Close the file; the next call opens it again."""
@@ -135,6 +154,13 @@ class Store:
             yield self._connection
 
 
+def _insert(db: sqlite3.Connection, rollout: Rollout) -> None:
+    db.execute(f"DELETE FROM rollouts WHERE {_where(PLACE)}", [getattr(rollout, name) for name in PLACE])
+    row = [_bytes(v) if name in ENCODED else v for name, v in zip(ROLLOUT_COLUMNS, astuple(rollout), strict=True)]
+    marks = ", ".join("?" * (len(row) + 1))
+    db.execute(f"INSERT INTO rollouts ({_ROLLOUT}, created) VALUES ({marks})", (*row, time.time()))
+
+
 def _where(names: tuple[str, ...]) -> str:
     return " AND ".join(f'"{name}" = ?' for name in names)
 
@@ -144,7 +170,7 @@ def _stored(row: tuple[Any, ...]) -> Stored:
     return Stored(number, Key(*key), Verdict.from_json(json), _text(source), secret, created)
 
 
-def _rollout(row: tuple[Any, ...]) -> Rollout:
+def _rollout(row: Sequence[Any]) -> Rollout:
     plain: list[Any] = [_text(value) if isinstance(value, bytes) else value for value in row]
     return Rollout(*plain)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,10 +165,10 @@ def test_a_forked_child_writes_through_a_connection_of_its_own(tmp_path: Path) -
 import os, sys
 from pkb_env.store import Rollout, Store
 store = Store(sys.argv[1])
-store.add_rollout(Rollout("run", 0, 0, 0, "prompt", "of the parent"))
+store.add_rollouts([Rollout("run", 0, 0, 0, "prompt", "of the parent")])
 pid = os.fork()
 if pid == 0:
-    store.add_rollout(Rollout("run", 0, 0, 0, "prompt", "of the child"))
+    store.add_rollouts([Rollout("run", 0, 0, 0, "prompt", "of the child", None, 1)])
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 print([rollout.completion for rollout in store.rollouts("run")])
@@ -200,12 +201,41 @@ def test_rollouts_come_back_in_order(tmp_path: Path) -> None:
     row = store.put(key_of(verdict), verdict, SOURCE, b"")
     first = Rollout("run", step=1, group=0, turn=0, prompt="Write \ud800", completion=SOURCE, verdict=row)
     second = Rollout("run", step=1, group=0, turn=0, prompt="Write", completion="no", sample=1)
-    for rollout in (first, second, replace(first, run="other")):
-        store.add_rollout(rollout)
+    store.add_rollouts([first, second, replace(first, run="other")])
     assert store.rollouts("run") == [first, second]
-    store.link_rollout(second, row)
-    assert store.rollouts("run") == [first, replace(second, verdict=row)]
-    assert store.rollouts("other") == [replace(first, run="other")]
+    assert store.runs() == ["run", "other"]
+    assert [(rollout.completion, graded) for rollout, graded in store.graded("run")] == [(SOURCE, verdict), ("no", None)]
+    store.close()
+
+
+def test_a_step_that_is_repeated_replaces_what_it_left_and_a_broken_one_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+    first, second = Rollout("run", 1, 0, 0, "Write", "a"), Rollout("run", 1, 0, 0, "Write", "b", sample=1)
+    store.add_rollouts([first, second])
+    store.add_rollouts([replace(first, completion="c")])
+    assert [rollout.completion for rollout in store.rollouts("run")] == ["b", "c"]
+
+    def broken() -> Iterator[Rollout]:
+        yield replace(first, completion="d")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.add_rollouts(broken())
+    assert [rollout.completion for rollout in store.rollouts("run")] == ["b", "c"]
+    store.add_rollouts([])
+    store.close()
+
+
+def test_any_scored_verdict_has_a_row(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+    verdict = verdict_of(SOURCE)
+    row = store.put(key_of(verdict), verdict, SOURCE, b"secret")
+    assert store.row_of(verdict, SOURCE) == row
+    invalid = Verdict(Status.INVALID, "submission", "no code", "allreduce", 1, "hardened", "tiny", 2, "torch", "cpu", "0" * 64)
+    there = store.row_of(invalid, "no code")
+    assert there == store.row_of(invalid, "no code") != row
+    assert store.get(int(there or 0)).verdict == invalid
+    assert store.row_of(invalid.but(status=Status.INFRA), "") is None
     store.close()
 
 
