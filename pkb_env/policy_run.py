@@ -188,7 +188,9 @@ def _of_turn(plan: Plan, turn: int) -> str:
 
 
 def _short(verdict: Verdict) -> str:
-    return f"CORRECT, {verdict.speedup:.2f}x" if verdict.speedup is not None else verdict.status.value
+    if verdict.speedup is None:
+        return verdict.status.value
+    return f"CORRECT, {verdict.speedup:.2f}x{'' if verdict.faster else ', faster: not proven'}"
 
 
 def _agree(path: Path, setting: dict[str, Any], *, begun: bool) -> None:

@@ -246,7 +246,9 @@ def test_a_request_that_cannot_be_met_is_one_line(
 
 def test_any_store_is_told_again_without_running(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = Store(tmp_path / "verdicts.db")
-    for i, verdict in enumerate([timed(1.5), example(Status.DEADLOCK), timed(0.7), timed(2.5).but(world_size=4)]):
+    every = [timed(1.5), example(Status.DEADLOCK), timed(0.7)]
+    every += [timed(2.5).but(world_size=4), timed(3.0, faster=False).but(world_size=4)]
+    for i, verdict in enumerate(every):
         source = f"# {i}"
         ours = verdict.but(digest=Candidate(source).digest)
         store.put(Key.of(ours, "h", "{}"), ours, source, b"")
@@ -260,6 +262,9 @@ def test_any_store_is_told_again_without_running(tmp_path: Path, capfd: pytest.C
     assert told["groups"]["all"]["all"]["statuses"] == {"CORRECT": 2, "DEADLOCK": 1}
     assert [each["paid"] for each in told["outcomes"]] == [1.1, None, 0.7]
     assert (tmp_path / "report.json").exists() is False
+    _, page, _ = evaluate(f"store:{tmp_path / 'verdicts.db'}", "-p", "allreduce", "-w", "4", "--size", "tiny", capfd=capfd)
+    assert re.search(r"(?m)^total +1 +2 +1 of 1 +1 of 1 +1 of 1 +1 of 1 *$", page)
+    assert "unproven: 1 correct samples measured faster" in page
     code, _, error = evaluate(f"store:{tmp_path / 'verdicts.db'}", "-p", "allgather", capfd=capfd)
     assert (code, "holds no verdict of these problems" in error) == (2, True)
 

@@ -92,16 +92,23 @@ def _share(rate: dict[str, Any]) -> str:
 def _remarks(whole: dict[str, Any], told: dict[str, Any]) -> list[str]:
     """What did not count, and why."""
     few, infra = {k: _rate(whole, 0, k)["too_few"] for k in told["ks"]}, whole["infra"]
-    most = told["policy"].get("most", 0)
+    most, unproven = told["policy"].get("most", 0), sum(map(_unproven, told["outcomes"]))
     lines = {
         f"left out, they do not run on {told['setting']['world_size']} ranks: {_names(told['unfit'])}": told["unfit"],
         f"missing, without a counted sample: {_names(whole['missing'])}": whole["missing"],
         f"INFRA: {infra} samples on which the harness failed: not counted; the same command tries them again": infra,
         **{f"k = {k}: {_problems(few[k])} with fewer counted samples, left out of it": few[k] for k in told["ks"]},
+        f"unproven: {unproven} correct samples measured faster than the reference without proof, so at most 1 is paid: "
+        "other load, or too few pairs; a quiet machine, another --out": unproven,
         f"the folder holds up to {most} samples of a problem; -n {most} counts them all": most > told["setting"]["samples"],
         f"untimed: {whole['untimed']} correct samples without usable times; they reach no p above 0": whole["untimed"],
     }
     return [line for line, there in lines.items() if there]
+
+
+def _unproven(outcome: dict[str, Any]) -> bool:
+    fast = outcome["turn"] == 0 and outcome["paid"] is not None and outcome["speedup"] > 1
+    return fast and not outcome["faster"]
 
 
 def _names(problems: list[str]) -> str:
