@@ -1,6 +1,6 @@
 """An empty figure to draw on.  Needs matplotlib, which nothing else imports.
 
-Not here: what is drawn (`bench.picture`, `scoring.picture`).
+Not here: what is drawn (`bench.picture`, `scoring.picture`, `policy_curve`).
 """
 
 from __future__ import annotations

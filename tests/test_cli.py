@@ -58,7 +58,7 @@ def one_line(text: str) -> str:
 def test_help_names_every_command() -> None:
     done = pkb("--help")
     assert done.returncode == 0
-    assert all(f"\n  {name} " in done.stdout for name in ("list", "show", "eval", "replay", "doctor"))
+    assert all(f"\n  {name} " in done.stdout for name in ("list", "show", "eval", "evaluate", "replay", "doctor"))
 
 
 def test_list_shows_all_problems_of_a_split() -> None:

@@ -27,8 +27,10 @@ MAY_IMPORT = {
     "pkb_env": {*PACKAGES, "pkb_box", "torch", "numpy", "gymnasium", "jinja2", "pydantic", "rich", "typer"},
 }
 """Besides the standard library.  A name allows everything beneath it."""
-ARITHMETIC = ("judge", "closeness", "timing", "stopping", "outcome", "judging")
+ARITHMETIC = ("judge", "closeness", "timing", "stopping", "outcome", "judging", "metrics")
 """No process, no clock, no file."""
+TRAINERS = {"transformers", "trl", "datasets", "wandb"}
+"""Slow to import, and optional: whoever needs them imports them when he does."""
 EFFECTS = {"subprocess", "socket", "multiprocessing", "threading", "time", "os", "pathlib", "signal", "fcntl"}
 
 
@@ -162,3 +164,9 @@ def test_asking_for_names_loads_no_problem() -> None:
 def test_help_loads_neither_torch_nor_the_evaluator() -> None:
     loaded = loaded_after("from pkb_env.cli import app")
     assert not loaded & {"torch", "pydantic", "jinja2", "sqlite3", "problems", "rewards"}
+    assert not loaded & TRAINERS
+
+
+def test_evaluating_loads_no_trainer() -> None:
+    hot = "import pkb_env.env, pkb_env.evaluator, pkb_env.policies.folder, pkb_env.policy_report, pkb_env.policies.hugging_face"
+    assert not loaded_after(hot) & {*TRAINERS, "matplotlib"}

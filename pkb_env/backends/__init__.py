@@ -20,6 +20,8 @@ _FILES = {
     "triton": "pkb_env.backends.triton",
 }
 _LATER = ("parallelkittens",)
+NAMES = (*_FILES, *_LATER)
+"""Everything that a candidate may one day be written in."""
 
 
 @dataclass(frozen=True)
@@ -60,5 +62,5 @@ def _unknown(name: str) -> str:
     there = f"there are {', '.join(_FILES)}"
     if name in _LATER:
         return f"backend {name!r} is planned but not there yet; {there}"
-    close = difflib.get_close_matches(str(name), (*_FILES, *_LATER), n=1)
+    close = difflib.get_close_matches(str(name), NAMES, n=1)
     return f"unknown backend {name!r};{f' did you mean {close[0]!r}?' if close else ''} {there}"
