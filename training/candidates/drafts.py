@@ -1,0 +1,75 @@
+"""Candidates one after another, in an order that a seed decides: what a policy might write, and what is known of it.
+
+Number i is the same whatever was drawn before.  Problems take turns.
+
+Not here: which of them are evaluated, what they earn (`training.verified`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from training.candidates import cpp_sums
+from training.candidates.choice import Choice
+from training.candidates.sketch import Flaw, Sketch
+
+FAMILIES = (cpp_sums,)
+_MISTAKEN = 0.45
+"""Share of candidates with a mistake."""
+_OPENINGS = ("", "", "Here is my implementation.", "This is a complete module.")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One candidate before it is evaluated."""
+
+    number: int
+    family: str
+    backend: str
+    problem: str
+    flaw: str
+    """What is wrong with it; empty where it is meant to be right."""
+    expected: str
+    """The status that it should earn."""
+    code: str
+    text: str
+    """What a policy would have written: a few sentences, then the code in a block."""
+
+
+def normal(code: str) -> str:
+    """Code without comments and layout: what makes two texts copies."""
+    return "".join(re.sub(r"#(?! *(?:pragma|include))[^\n]*|//[^\n]*", "", code).split())
+
+
+def problems(backend: str) -> list[str]:
+    """The problems for which there are candidates."""
+    return list(dict.fromkeys(name for family in FAMILIES if family.BACKEND == backend for name in family.PROBLEMS))
+
+
+def drafts(wanted: Collection[str], backend: str, seed: int) -> Iterator[Draft]:
+    """Candidates for these problems without end."""
+    turns = [(f, name) for name in problems(backend) if name in wanted for f in FAMILIES if f.BACKEND == backend and name in f.PROBLEMS]
+    for number in count():
+        family, problem = turns[number % len(turns)]
+        yield draft(number, Choice(f"{seed}/{backend}/{problem}/{number}"), family.NAME, family.write, backend, problem)
+
+
+def draft(
+    number: int, choice: Choice, family: str, write: Callable[[Choice, str], Sketch], backend: str, problem: str
+) -> Draft:
+    """One variant, right or with one of its mistakes."""
+    sketch = write(choice, problem)
+    flaw = choice.one(sketch.flaws) if sketch.flaws and choice.chance(_MISTAKEN) else None
+    code = sketch.code(flaw)
+    name, expected = (flaw.name, flaw.expected) if flaw else ("", "CORRECT")
+    return Draft(number, family, backend, problem, name, expected, code, _written(choice, sketch, flaw, code))
+
+
+def _written(choice: Choice, sketch: Sketch, flaw: Flaw | None, code: str) -> str:
+    """Sentences that are true of this variant, then the code."""
+    told = sketch.told(flaw)
+    sentences = [choice.one(_OPENINGS), *(choice.some(told, 3) if told else [])]
+    return f"{' '.join(filter(None, sentences)) or 'My answer:'}\n\n```python\n{code}```\n"
