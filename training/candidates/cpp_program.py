@@ -77,6 +77,8 @@ class Kernel:
     slots: dict[str, str]
     facts: tuple[Fact, ...]
     flaws: tuple[Flaw, ...]
+    doubles: int = 0
+    """How many numbers that are no sizes it takes between addresses and sizes."""
 
 
 def program(choice: Choice, kernel: Kernel, argument: str) -> Sketch:
@@ -89,7 +91,7 @@ def program(choice: Choice, kernel: Kernel, argument: str) -> Sketch:
     """
     halves, typed = choice.chance(0.5), choice.chance(0.5)
     slots = choice.names() | _memory(choice, halves=halves) | _looks(choice, typed=typed) | _made(choice) | {
-        "argtypes": _argtypes(choice, kernel.pointers + 1, kernel.numbers + halves),
+        "argtypes": _argtypes(choice, kernel, kernel.numbers + halves),
         "native": kernel.native, "function": kernel.function, "body": kernel.body, "argument": argument, "half": str(kernel.halves_of),
         "signature": kernel.signature if typed else _bare(kernel.signature),
     }  # fmt: skip
@@ -118,9 +120,10 @@ def _memory(choice: Choice, *, halves: bool) -> dict[str, str]:
     }
 
 
-def _argtypes(choice: Choice, pointers: int, numbers: int) -> str:
-    short = f"[ctypes.c_void_p] * {pointers} + [ctypes.c_size_t] * {numbers}"
-    listed = ", ".join(["ctypes.c_void_p"] * pointers + ["ctypes.c_size_t"] * numbers)
+def _argtypes(choice: Choice, kernel: Kernel, numbers: int) -> str:
+    pairs = [("ctypes.c_void_p", kernel.pointers + 1), ("ctypes.c_double", kernel.doubles), ("ctypes.c_size_t", numbers)]
+    short = " + ".join(f"[{name}]" + (f" * {count}" if count > 1 else "") for name, count in pairs if count)
+    listed = ", ".join(name for name, count in pairs for _ in range(count))
     return f"@lib@.@function@.argtypes = {choice.one((short, f'[{listed}]'))}"
 
 
@@ -131,7 +134,8 @@ def _looks(choice: Choice, *, typed: bool) -> dict[str, str]:
         "import_ctypes": "import ctypes",
         "imports": "compile_cpp, @maker_import@symm_mem",
         "no_grad": choice.one(("@" + "torch.no_grad()", "")),
-        "colon": " -> torch.Tensor:" if typed else ":",
+        "colon": " -> @returns@:" if typed else ":",
+        "returns": "torch.Tensor",
         "brace": "}",
         "semicolon": ";",
         "pointer": "data_ptr",

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from training.candidates import cpp_sums
+from training.candidates import cpp_columns, cpp_gemm_sum, cpp_moves, cpp_norms, cpp_sums, cuda_collectives, torch_moves, torch_sums
 from training.candidates.choice import Choice
 from training.candidates.sketch import Flaw, Sketch
 
-FAMILIES = (cpp_sums,)
+FAMILIES = (cpp_sums, cpp_moves, cpp_gemm_sum, cpp_columns, cpp_norms, torch_sums, torch_moves, cuda_collectives)
 _MISTAKEN = 0.45
 """Share of candidates with a mistake."""
 _OPENINGS = ("", "", "Here is my implementation.", "This is a complete module.")
