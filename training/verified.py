@@ -1,10 +1,11 @@
 """Rows for training whose verdicts were earned: candidates for the training split, right ones and mistaken ones, all evaluated.
 
     python -m training.verified --out data.db --problems train -n 200
-    pkb export data.db rows.parquet --only correct
+    pkb export data.db rows.parquet --run verified --only correct
 
-Each is kept as a rollout of run `verified`: step is the seed, group the problem, sample its number.  The same command goes on where
-it was killed.  Exit code 1: a candidate that was meant to be right is not, and is shown; 2: wrong arguments, or the harness failed.
+Each is kept as a rollout of run `verified`: step is the seed, group the problem, sample its number; a mistake that was not found
+out, such as a race that nobody lost, is one of run `escaped`.  The same command goes on where it was killed.  Exit code 1: a
+candidate that was meant to be right is not, and is shown; 2: wrong arguments, or the harness failed.
 
 Not here: the candidates (`candidates`), training on them (`sft`).
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -35,7 +37,7 @@ from training.candidates.drafts import Draft
 from training.candidates.earned import Earned, failures, table
 from training.settings import KernelArguments
 
-RUN = "verified"
+RUN, ESCAPED = "verified", "escaped"
 BACKENDS = ("cpp", "torch", "cuda")
 _BATCH, _TRIES = 4, 50
 
@@ -99,7 +101,7 @@ def planned(order: Order) -> list[Draft]:
     for draft in islice(drafts.drafts(set(prompts), order.settings.backend, order.seed), _TRIES * order.count):
         there, text = stored.get((order.group(draft), draft.number)), drafts.normal(draft.code)
         if there and (there.prompt, there.completion) != (prompts[draft.problem], draft.text):
-            raise UsageError(f"{order.store.path} holds another candidate or prompt with seed {order.seed}; name another file or seed")
+            raise UsageError(f"{order.store.path} holds another text or prompt for seed {order.seed}; name another file or seed")
         if there or not (text in seen or (draft.flaw and order.unrunnable)):
             plan.append(draft)
         seen.add(text)
@@ -110,7 +112,7 @@ def planned(order: Order) -> list[Draft]:
 
 def _stored(order: Order) -> tuple[dict[tuple[int, int], Rollout], set[str]]:
     """What this seed has left, by place, and the texts of other seeds."""
-    rollouts = order.store.rollouts(RUN)
+    rollouts = [*order.store.rollouts(RUN), *order.store.rollouts(ESCAPED)]
     mine = {(r.group, r.sample): r for r in rollouts if r.step == order.seed}
     return mine, {drafts.normal(code_in(r.completion)) for r in rollouts if r.step != order.seed}
 
@@ -123,16 +125,21 @@ def evaluated(order: Order, evaluator: Evaluator, plan: Sequence[Draft]) -> Iter
     for batch in (new[i : i + _BATCH] for i in range(0, len(new), _BATCH)):
         found = _evaluate(order, evaluator, batch)
         order.store.add_rollouts(
-            Rollout(RUN, order.seed, order.group(d), 0, prompts[d.problem], d.text, row, d.number)
+            Rollout(_run(earned), order.seed, order.group(d), 0, prompts[d.problem], d.text, row, d.number)
             for d, (earned, row) in zip(batch, found, strict=True) if row is not None or earned.status == "COMPILED"
         )  # fmt: skip
         yield from (earned for earned, _ in found)
 
 
+def _run(earned: Earned) -> str:
+    """Nobody should learn from a mistake that happened to pass as if it were right."""
+    return ESCAPED if earned.draft.flaw and earned.status == Status.CORRECT.value else RUN
+
+
 def _known(order: Order) -> dict[tuple[int, int], Callable[[Draft], Earned]]:
     """What was found before, by place."""
-    there = [(r, verdict) for r, verdict in order.store.graded(RUN) if r.step == order.seed]
-    done = [(r, verdict) for r, verdict in there if verdict is not None or order.unrunnable]
+    there = [*order.store.graded(RUN), *order.store.graded(ESCAPED)]
+    done = [(r, verdict) for r, verdict in there if r.step == order.seed and (verdict is not None or order.unrunnable)]
     return {(r.group, r.sample): partial(_earned, verdict=verdict) for r, verdict in done}
 
 
@@ -176,7 +183,8 @@ def parsed(arguments: Collection[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m training.verified", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="a store; made if it is not there")
-    parser.add_argument("--problems", nargs="+", default=["train"], help="names of training problems, or train: all that have candidates")
+    names = "names of training problems, or train: all that have candidates"
+    parser.add_argument("--problems", nargs="+", default=["train"], help=names)
     parser.add_argument("-n", type=int, default=200, help="how many distinct candidates")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other candidates")
     parser.add_argument("--backend", choices=BACKENDS, default="cpp", help="cuda is only compiled where there is no GPU")
@@ -194,7 +202,8 @@ def main(arguments: Collection[str] | None = None) -> int:
     try:
         found = chosen(a.problems, a.backend, a.world_size, a.size)
         settings = KernelArguments(a.problems, a.backend, a.world_size, where, a.size, trials=a.trials, pairs=a.pairs)
-        return run(Order(Store(a.out), settings, found, a.n, a.seed))
+        with closing(Store(a.out)) as store:
+            return run(Order(store, settings, found, a.n, a.seed))
     except PkbError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

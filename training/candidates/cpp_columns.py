@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 
-NAME = "columns gathered in C++"
-BACKEND = "cpp"
-PROBLEMS = ("allgather_gemm", "gemm_allgather")
+_PROBLEMS = ("allgather_gemm", "gemm_allgather")
 _ROWS_FIRST = """\
 for (size_t row = 0; row < @rows@; ++row)
   for (int @peer@ = 0; @peer@ < @world@; ++@peer@)
@@ -72,7 +70,8 @@ def write(choice: Choice, problem: str) -> Sketch:
         "theirs": "@group@->buffer<float>(@peer@)@at@", "product": choice.one((own, given)), "matmul": "@",
     }  # fmt: skip
     where = fact(
-        "Columns are gathered row by row, over all ranks." if rows_first else "Each rank's block is copied as a whole, the own one first.",
+        "Columns are gathered row by row, over all ranks." if rows_first
+        else "Each rank's block is copied as a whole, the own one first.",
         "rows", "theirs", "place", "open",
     )  # fmt: skip
     what = fact(choice.one((
@@ -84,7 +83,8 @@ def write(choice: Choice, problem: str) -> Sketch:
     )), "theirs", "place", "open", "rows")  # fmt: skip
     return program(choice, Kernel(
         native=_NATIVE, function=choice.one(("gather_columns", "join_columns", "side_by_side", "collect")), pointers=1, numbers=2,
-        halves_of=8, body=_BEFORE if before else _AFTER, facts=(what, where), flaws=_FLAWS, slots=_with_import(slots, before=before),
+        halves_of=8, body=_BEFORE if before else _AFTER, facts=(what, where), flaws=_FLAWS,
+        slots=_with_import(slots, before=before),
         signature="A_local: torch.Tensor, B: torch.Tensor" if before else "A: torch.Tensor, B: torch.Tensor",
     ), "A_local" if before else "A")  # fmt: skip
 
@@ -93,3 +93,6 @@ def _with_import(slots: dict[str, str], *, before: bool) -> dict[str, str]:
     """`new_output` is imported only where it is called."""
     unused = before and "@maker@" not in slots["product"]
     return slots | ({"maker_import": ""} if unused else {})
+
+
+FAMILY = Family("columns gathered in C++", "cpp", _PROBLEMS, write)

@@ -1,4 +1,4 @@
-"""GEMM and all-reduce in C++: torch multiplies straight into symmetric memory, C++ adds up over the ranks, all at once or in blocks.
+"""GEMM and all-reduce in C++: torch multiplies straight into symmetric memory, C++ adds up, all at once or in blocks.
 
 Not here: how terms are added (`adding`), what is around the kernel (`cpp_program`).
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 from training.candidates.adding import adder
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 
-NAME = "products summed in C++"
-BACKEND = "cpp"
-PROBLEMS = ("gemm_allreduce",)
+_PROBLEMS = ("gemm_allreduce",)
 _NATIVE = """\
 @adder@
 
@@ -50,7 +48,7 @@ _FLAWS = (
 )
 
 
-def write(choice: Choice, problem: str) -> Sketch:
+def write(choice: Choice, problem: str) -> Sketch:  # noqa: ARG001  there is one problem
     """One variant."""
     blocks = choice.chance(0.4)
     added, facts, flaws = adder(choice)
@@ -67,7 +65,11 @@ def write(choice: Choice, problem: str) -> Sketch:
         "multiply": choice.one(("mm(A_local, B_local, out=staged)", "matmul(A_local, B_local, out=staged)")),
     }  # fmt: skip
     return program(choice, Kernel(
-        native=_NATIVE, function=choice.one(("sum_products", "add_products", "reduce_products", "combine")), pointers=1, numbers=2,
-        halves_of=8, body=_START + (_BLOCKS if blocks else _AT_ONCE) + _END, signature="A_local: torch.Tensor, B_local: torch.Tensor",
+        native=_NATIVE, function=choice.one(("sum_products", "add_products", "reduce_products", "combine")),
+        pointers=1, numbers=2, halves_of=8, body=_START + (_BLOCKS if blocks else _AT_ONCE) + _END,
+        signature="A_local: torch.Tensor, B_local: torch.Tensor",
         slots=slots, facts=(way, *facts), flaws=(*_FLAWS, *flaws),
     ), "A_local")  # fmt: skip
+
+
+FAMILY = Family("products summed in C++", "cpp", _PROBLEMS, write)

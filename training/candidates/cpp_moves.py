@@ -1,4 +1,4 @@
-"""All-gather, broadcast, scatter, gather and all-to-all in C++: bytes that are read where they were staged, or written where wanted.
+"""All-gather, broadcast, scatter, gather and all-to-all in C++: bytes are read where staged, or written where wanted.
 
 Every variant is right for any number of ranks, and any dtype: bytes are bytes.
 
@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 
-NAME = "moves in C++"
-BACKEND = "cpp"
 _NATIVE = """\
 @copier@
 
@@ -57,9 +55,14 @@ def _at(rank: str, index: str = "") -> str:
     return f"@group@->buffers[{rank}]@at@" + (f" + {index} * @n@" if index else "")
 
 
+def _stacked(theirs: str) -> str:
+    """The root lays everybody's piece down; the others copy their own."""
+    rooted = f"@each@\n    @copy@({_TO}, @peer@ == @me@ ? @in@ : {theirs}, @n@);"
+    return f"if (@me@ == root) {{\n  {rooted}\n}} else {{\n  @copy@(@out@, @in@, @n@);\n}}"
+
+
 _TO = "@out@ + @place@ * @n@"
 _ME, _PEER = "@me@", "@peer@"
-_OWN_COPY = "@copy@(@out@, @in@, @n@);"
 _FROM_ROOT = "@me@ == root ? @in@ : "
 _MOVES = {
     "allgather": Move(
@@ -87,9 +90,9 @@ _MOVES = {
     ),
     "gather": Move(
         f"if (@me@ != root) @copy@({_at(_ME)}, @in@, @n@);",
-        f"if (@me@ == root) {{\n  @each@\n    @copy@({_TO}, @peer@ == @me@ ? @in@ : {_at(_PEER)}, @n@);\n}} else {{\n  {_OWN_COPY}\n}}",
+        _stacked(_at(_PEER)),
         f"if (@me@ != root) @copy@({_at('root', _ME)}, @in@, @n@);",
-        f"if (@me@ == root) {{\n  @each@\n    @copy@({_TO}, @peer@ == @me@ ? @in@ : {_at(_ME, _PEER)}, @n@);\n}} else {{\n  {_OWN_COPY}\n}}",
+        _stacked(_at(_ME, _PEER)),
         "*([@memory@.world_size] if dist.get_rank() == dst else []), *tensor.shape",
         signature="tensor: torch.Tensor, dst: int = 0", root="dst",
     ),
@@ -106,7 +109,7 @@ _MOVES["ulysses_all_gather_into_tensor_primitive"] = Move(
     shape="@memory@.world_size * x.shape[0], *x.shape[1:]",
     signature="x: torch.Tensor, group: torch.distributed.ProcessGroup | None = None",
 )
-PROBLEMS = tuple(_MOVES)
+_PROBLEMS = tuple(_MOVES)
 
 _COPIERS = {
     "static void @copy@(char* to, const char* from, size_t size) { std::memcpy(to, from, size); }": (
@@ -136,6 +139,8 @@ _FLAWS = (
     Flaw("leaves one rank out", "WRONG_RESULT", {"first": "1"}),
     Flaw("local shape", "WRONG_RESULT", {"shape": "*@argument@.shape"}),
 )
+_MOVING = ("open", "place", "slice", "slice_of_peer", "root_constant", "first", "find_piece")
+"""Slots that what is told of the data's way is about."""
 _ROOTED = Flaw("always rank 0", "WRONG_RESULT", {"root_constant": "const int root = 0;"})
 
 
@@ -158,8 +163,7 @@ def write(choice: Choice, problem: str) -> Sketch:
         native=_NATIVE, function=choice.one(names), pointers=2, numbers=1 + bool(move.root), halves_of=2, body=_BODY,
         signature=move.signature, slots=slots,
         flaws=(*_FLAWS, _ROOTED) if move.root else _FLAWS,
-        facts=(fact(_way(choice, pushed=pushed), "open", "place", "slice", "slice_of_peer", "root_constant", "first", "find_piece"),
-               *(fact(text) for text in _COPIERS[copier])),
+        facts=(fact(_way(choice, pushed=pushed), *_MOVING), *(fact(text) for text in _COPIERS[copier])),
     ), argument)  # fmt: skip
 
 
@@ -181,3 +185,6 @@ def _way(choice: Choice, *, pushed: bool) -> str:
         "Pull: what others need is staged in symmetric memory, and each rank copies what it wants from there.",
         "Ranks stage their data, meet at a barrier, and read the pieces they need from their peers.",
     ))  # fmt: skip
+
+
+FAMILY = Family("moves in C++", "cpp", _PROBLEMS, write)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
-from training.candidates.sketch import Fact, Flaw, Sketch, fact
+from training.candidates.sketch import Fact, Family, Flaw, Sketch, fact
 
-NAME = "norms in C++"
-BACKEND = "cpp"
-PROBLEMS = ("tp_rms_norm", "layernorm_backward")
+_PROBLEMS = ("tp_rms_norm", "layernorm_backward")
 _RMS = """\
 constexpr size_t kLanes = @lanes@;
 
@@ -118,13 +116,15 @@ def write(choice: Choice, problem: str) -> Sketch:
         "weighted": choice.one(("weight[i] * (from[i] * scale)", "from[i] * scale * weight[i]")),
         "gain_term": choice.one(("dy[i] * x[i]", "x[i] * dy[i]")) if real == "float" else "static_cast<double>(x[i]) * dy[i]",
     }  # fmt: skip
-    kernel = _rms(slots, width, _rms_facts(choice, real)) if problem == "tp_rms_norm" else _gradients(slots, width, _facts(choice, real))
-    return program(choice, kernel, "local_hidden_states" if problem == "tp_rms_norm" else "dY")
+    if problem == "tp_rms_norm":
+        return program(choice, _rms(slots, width, _rms_facts(choice, real)), "local_hidden_states")
+    return program(choice, _gradients(slots, width, _facts(choice, real)), "dY")
 
 
 def _rms(slots: dict[str, str], width: int, facts: tuple[Fact, ...]) -> Kernel:
     return Kernel(
-        native=_RMS, function="rms_norm", pointers=3, doubles=1, numbers=2, halves_of=2 * width, body=_RMS_BODY, slots=slots, facts=facts,
+        native=_RMS, function="rms_norm", pointers=3, doubles=1, numbers=2, halves_of=2 * width, body=_RMS_BODY, slots=slots,
+        facts=facts,
         signature="local_hidden_states: torch.Tensor, local_weight: torch.Tensor, variance_epsilon: float", flaws=_RMS_FLAWS,
     )  # fmt: skip
 
@@ -155,3 +155,6 @@ def _facts(choice: Choice, real: str) -> tuple[Fact, ...]:
         )), "open", "theirs", "gain_term", "mean", "returned"),
         fact(f"Sums are kept as {real} until the end."),
     )  # fmt: skip
+
+
+FAMILY = Family("norms in C++", "cpp", _PROBLEMS, write)

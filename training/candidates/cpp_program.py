@@ -40,21 +40,21 @@ def solution(@signature@)@colon@
     @body@
 '''
 _IMPORT = "import torch.distributed as dist"
-_GROWING = '''\
+_GROWING = """\
 def @workspace@(@needed@):
     @workspace_doc@
     global _memory
     if _memory is None or _memory.buffer_size < @times@@needed@:
         size = @halves@ << max(12, (@needed@ - 1).bit_length())
         _memory = symm_mem.rendezvous(symm_mem.empty(size, dtype=torch.uint8)@world_argument@)
-    return _memory'''
-_BY_SIZE = '''\
+    return _memory"""
+_BY_SIZE = """\
 def @workspace@(@needed@):
     @workspace_doc@
     if @needed@ not in _memories:
         buffer = symm_mem.empty(@times@@needed@, dtype=torch.uint8)
         _memories[@needed@] = symm_mem.rendezvous(buffer@world_argument@)
-    return _memories[@needed@]'''
+    return _memories[@needed@]"""
 _HALVES = "global @calls@\n@calls@ += 1"
 
 
@@ -92,7 +92,8 @@ def program(choice: Choice, kernel: Kernel, argument: str) -> Sketch:
     halves, typed = choice.chance(0.5), choice.chance(0.5)
     slots = choice.names() | _memory(choice, halves=halves) | _looks(choice, typed=typed) | _made(choice) | {
         "argtypes": _argtypes(choice, kernel, kernel.numbers + halves),
-        "native": kernel.native, "function": kernel.function, "body": kernel.body, "argument": argument, "half": str(kernel.halves_of),
+        "native": kernel.native, "function": kernel.function, "body": kernel.body, "argument": argument,
+        "half": str(kernel.halves_of),
         "signature": kernel.signature if typed else _bare(kernel.signature),
     }  # fmt: skip
     facts = (*kernel.facts, *_facts(choice, halves=halves))
@@ -105,7 +106,7 @@ def _memory(choice: Choice, *, halves: bool) -> dict[str, str]:
     kept = "_memory = None" if growing else "_memories = {}"
     return {
         "workspace_text": _GROWING if growing else _BY_SIZE,
-        "workspace_doc": choice.one(('"""Symmetric memory, allocated when it is first needed."""', "", "# never given back: kept")),
+        "workspace_doc": choice.one(('"""Symmetric memory, allocated when first needed."""', "", "# never given back: kept")),
         "times": "2 * " if halves else "",
         "halves": "2" if halves else "1",
         "world_argument": choice.one(("", ", dist.group.WORLD")),
@@ -116,7 +117,7 @@ def _memory(choice: Choice, *, halves: bool) -> dict[str, str]:
         "offset_parameter": ", size_t offset" if halves else "",
         "at": " + offset" if halves else "",
         "open": "pkb::barrier(@group@);" + choice.one(("", "  // everything is in place", "  // all ranks have written")),
-        "close": "" if halves else "pkb::barrier(@group@);" + choice.one(("", "  // all have read", "  // buffers may change now")),
+        "close": "" if halves else "pkb::barrier(@group@);" + choice.one(("", "  // all have read", "  // reuse is safe now")),
     }
 
 

@@ -1,4 +1,4 @@
-"""All-reduce and reduce in C++: everybody reads everybody (pull), writes to everybody (push), shares the sum out, or passes it round.
+"""All-reduce and reduce in C++: read from everybody (pull), written to everybody (push), shared out, or passed round (ring).
 
 Every variant is right for any number of ranks and elements.
 
@@ -12,11 +12,9 @@ from collections.abc import Callable
 from training.candidates.adding import adder
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
-from training.candidates.sketch import Fact, Flaw, Sketch, fact
+from training.candidates.sketch import Fact, Family, Flaw, Sketch, fact
 
-NAME = "sums in C++"
-BACKEND = "cpp"
-PROBLEMS = ("allreduce", "reduce")
+_PROBLEMS = ("allreduce", "reduce")
 _NATIVE = """\
 @adder@
 
@@ -175,5 +173,9 @@ def write(choice: Choice, problem: str) -> Sketch:
         native=_NATIVE, function=choice.one((problem, f"{problem}_f32", f"run_{problem}")), pointers=2, numbers=1 + reduce,
         halves_of=8, body=_BODY,
         signature="tensor: torch.Tensor, dst: int = 0" if reduce else "tensor: torch.Tensor",
-        slots=common | added | way, facts=facts + (() if ring else added_facts), flaws=flaws + (() if ring else added_flaws) + rooted,
+        slots=common | added | way, facts=facts + (() if ring else added_facts),
+        flaws=flaws + (() if ring else added_flaws) + rooted,
     ), "tensor")  # fmt: skip
+
+
+FAMILY = Family("sums in C++", "cpp", _PROBLEMS, write)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from training.candidates.choice import Choice
 from training.candidates.cuda_program import Kernel, program
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 
-NAME = "collectives in CUDA"
-BACKEND = "cuda"
-PROBLEMS = ("allreduce", "allgather")
+_PROBLEMS = ("allreduce", "allgather")
 _EACH = """\
 // Calls `body` for this thread's part of [begin, end); which block an index goes to is the same on all ranks.
 template <class Body> __device__ void each(size_t begin, size_t end, Body body) {
@@ -102,9 +100,11 @@ template <class Word> __global__ void gather(Group group, const Word* input, Wor
 }}"""
 _GATHER_LAUNCH = """\
 if (wide && n % sizeof(@word@) == 0)
-  gather<<<blocks, kThreads, 0, stream>>>(group, static_cast<const @word@*>(input), static_cast<@word@*>(output), n / sizeof(@word@), offset);
+  gather<<<blocks, kThreads, 0, stream>>>(group, static_cast<const @word@*>(input), static_cast<@word@*>(output),
+                                          n / sizeof(@word@), offset);
 else
-  gather<<<blocks, kThreads, 0, stream>>>(group, static_cast<const uint16_t*>(input), static_cast<uint16_t*>(output), n / 2, offset);"""
+  gather<<<blocks, kThreads, 0, stream>>>(group, static_cast<const uint16_t*>(input), static_cast<uint16_t*>(output), n / 2,
+                                          offset);"""
 _OWN = {
     "1": "each(0, words, [&](size_t i) { staged[i] = output[group.rank * words + i] = input[i]; });",
     "0": "each(0, words, [&](size_t i) { staged[i] = input[i]; });",
@@ -122,13 +122,14 @@ def _sum(choice: Choice, slots: dict[str, str]) -> Kernel:
     two, real, width = choice.chance(0.5), choice.one(("float", "double")), choice.one(("8", "16"))
     slots |= {"real": real, "width": width, "first": "0", "mean": "", "per_thread": choice.one(("4", "8"))}
     slots |= {"second_open": "pkb::barrier_blocks(group.pads, group.rank, group.world);"}
-    way = "Two steps: every rank adds up its share, and the others collect it." if two else "One step: everybody adds up everything."
+    way = "Two steps: every rank adds up its share, and the others collect it." if two else "One step: all add up everything."
     return Kernel(
         _SUM_HEAD + (_TWO_STEPS if two else _ONE_STEP), _SUM_LAUNCH, choice.one(("allreduce", "sum_over_ranks")), "*tensor.shape",
         "tensor.numel()", "tensor.dtype == torch.float32", slots, (
             fact(way, "open", "second_open", "first"), fact(f"Packs of {width} bytes are added in {real}.", "first", "mean"),
         ), (
-            Flaw("leaves one rank out", "WRONG_RESULT", {"first": "1"}), Flaw("mean instead of sum", "WRONG_RESULT", {"mean": " / group.world"}),
+            Flaw("leaves one rank out", "WRONG_RESULT", {"first": "1"}),
+            Flaw("mean instead of sum", "WRONG_RESULT", {"mean": " / group.world"}),
             Flaw("missing second barrier", "WRONG_RESULT", {"second_open": ""}),
         ),
     )  # fmt: skip
@@ -137,7 +138,8 @@ def _sum(choice: Choice, slots: dict[str, str]) -> Kernel:
 def _gather(choice: Choice, slots: dict[str, str]) -> Kernel:
     first = choice.one(tuple(_OWN))
     slots |= {"own": _OWN[first], "first_step": first, "place": "peer", "word": choice.one(("uint4", "uint2", "uint32_t"))}
-    way = "The own tensor is staged and laid down in one pass." if first == "1" else "Everybody's tensor is collected from where it was staged."
+    own = "The own tensor is staged and laid down in one pass."
+    way = own if first == "1" else "Everybody's tensor is collected from where it was staged."
     return Kernel(
         _GATHER, _GATHER_LAUNCH, choice.one(("allgather", "gather_all", "collect")), "@memory@.world_size, *tensor.shape",
         "tensor.nbytes", "1", slots | {"per_thread": choice.one(("8", "16"))},
@@ -145,3 +147,6 @@ def _gather(choice: Choice, slots: dict[str, str]) -> Kernel:
         (Flaw("wrong rank order", "WRONG_RESULT", {"place": "(group.world - 1 - peer)"}),
          Flaw("local shape", "WRONG_RESULT", {"returned": "@output@[0]"})),
     )  # fmt: skip
+
+
+FAMILY = Family("collectives in CUDA", "cuda", _PROBLEMS, write)

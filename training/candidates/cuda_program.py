@@ -34,8 +34,8 @@ struct Group {
 
 @native@
 
-extern "C" int @function@(char** buffers, uint32_t** pads, int rank, int world, const void* input, void* output, size_t n, size_t offset,
-                   int wide, cudaStream_t stream) {
+extern "C" int @function@(char** buffers, uint32_t** pads, int rank, int world, const void* input, void* output, size_t n,
+                   size_t offset, int wide, cudaStream_t stream) {
   const Group group{buffers, pads, rank, world};
   const size_t wanted = n / @per_thread@ / kThreads + 1;
   const int blocks = wanted < kMostBlocks ? int(wanted) : kMostBlocks@semicolon@
@@ -101,10 +101,11 @@ def program(choice: Choice, kernel: Kernel) -> Sketch:
     """The whole candidate."""
     threads, blocks = choice.one(("128", "256", "512")), choice.one(("8", "16", "24", "32"))
     slots = {
-        **choice.names(), **_frame(choice), "threads": threads, "blocks": blocks, "native": kernel.native, "launch": kernel.launch,
+        **choice.names(), **_frame(choice), "threads": threads, "blocks": blocks, "native": kernel.native,
+        "launch": kernel.launch,
         "function": kernel.function, "shape": kernel.shape, "amount": kernel.amount, "wide": kernel.wide, **kernel.slots,
     }  # fmt: skip
-    size = fact(f"At most {blocks} blocks of {threads} threads: blocks wait for their peers, so the whole grid must fit on the GPU.")
+    size = fact(f"At most {blocks} blocks of {threads} threads: blocks wait for peers, so the whole grid must fit on the GPU.")
     halves = fact("The two halves of the symmetric memory take turns, so nobody waits at the end of a call.", "open")
     return Sketch(_TEMPLATE, slots, (*kernel.facts, size, halves)).but({}, (*kernel.flaws, *_FLAWS))
 

@@ -8,15 +8,25 @@ Not here: which of them are evaluated, what they earn (`training.verified`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from training.candidates import cpp_columns, cpp_gemm_sum, cpp_moves, cpp_norms, cpp_sums, cuda_collectives, torch_moves, torch_sums
+from training.candidates import (
+    cpp_columns,
+    cpp_gemm_sum,
+    cpp_moves,
+    cpp_norms,
+    cpp_sums,
+    cuda_collectives,
+    torch_moves,
+    torch_sums,
+)
 from training.candidates.choice import Choice
-from training.candidates.sketch import Flaw, Sketch
+from training.candidates.sketch import Family, Flaw, Sketch
 
-FAMILIES = (cpp_sums, cpp_moves, cpp_gemm_sum, cpp_columns, cpp_norms, torch_sums, torch_moves, cuda_collectives)
+_MODULES = (cpp_sums, cpp_moves, cpp_gemm_sum, cpp_columns, cpp_norms, torch_sums, torch_moves, cuda_collectives)
+FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)
 _MISTAKEN = 0.45
 """Share of candidates with a mistake."""
 _OPENINGS = ("", "", "Here is my implementation.", "This is a complete module.")
@@ -46,26 +56,25 @@ def normal(code: str) -> str:
 
 def problems(backend: str) -> list[str]:
     """The problems for which there are candidates."""
-    return list(dict.fromkeys(name for family in FAMILIES if family.BACKEND == backend for name in family.PROBLEMS))
+    return list(dict.fromkeys(name for family in FAMILIES if family.backend == backend for name in family.problems))
 
 
 def drafts(wanted: Collection[str], backend: str, seed: int) -> Iterator[Draft]:
     """Candidates for these problems without end."""
-    turns = [(f, name) for name in problems(backend) if name in wanted for f in FAMILIES if f.BACKEND == backend and name in f.PROBLEMS]
+    mine = [family for family in FAMILIES if family.backend == backend]
+    turns = [(name, family) for name in problems(backend) if name in wanted for family in mine if name in family.problems]
     for number in count():
-        family, problem = turns[number % len(turns)]
-        yield draft(number, Choice(f"{seed}/{backend}/{problem}/{number}"), family.NAME, family.write, backend, problem)
+        problem, family = turns[number % len(turns)]
+        yield draft(number, Choice(f"{seed}/{backend}/{problem}/{number}"), family, problem)
 
 
-def draft(
-    number: int, choice: Choice, family: str, write: Callable[[Choice, str], Sketch], backend: str, problem: str
-) -> Draft:
+def draft(number: int, choice: Choice, family: Family, problem: str) -> Draft:
     """One variant, right or with one of its mistakes."""
-    sketch = write(choice, problem)
-    flaw = choice.one(sketch.flaws) if sketch.flaws and choice.chance(_MISTAKEN) else None
+    sketch = family.write(choice, problem)
+    flaw = choice.one(sketch.flaws) if choice.chance(_MISTAKEN) else None
     code = sketch.code(flaw)
     name, expected = (flaw.name, flaw.expected) if flaw else ("", "CORRECT")
-    return Draft(number, family, backend, problem, name, expected, code, _written(choice, sketch, flaw, code))
+    return Draft(number, family.name, family.backend, problem, name, expected, code, _written(choice, sketch, flaw, code))
 
 
 def _written(choice: Choice, sketch: Sketch, flaw: Flaw | None, code: str) -> str:

@@ -4,14 +4,16 @@ A template holds `@name@`; a slot says what stands there, and may hold slots its
 slot's lines at its own indentation, and vanishes where the slot is empty.  A fact is a sentence about some slots: it is told
 only while they are as they were, so that what a text says of its program is true.
 
-Not here: any program (the families), chance (`choice`).
+Not here: any program (the families), chance itself (`choice`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+from training.candidates.choice import Choice
 
 _SLOT = re.compile(r"@(\w+)@")
 _WHOLE = re.compile(r"( *)@(\w+)@")
@@ -59,6 +61,17 @@ class Sketch:
         found = replace(self, slots={**self.slots, **slots})
         right = found.code()
         return replace(found, flaws=tuple(flaw for flaw in flaws if found.code(flaw) != right))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Programs of one kind."""
+
+    name: str
+    backend: str
+    problems: tuple[str, ...]
+    write: Callable[[Choice, str], Sketch]
+    """One variant for one of the problems."""
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""All-gather, broadcast, scatter, gather and all-to-all in PyTorch over symmetric memory, read where staged or written where wanted.
+"""All-gather, broadcast, scatter, gather and all-to-all in PyTorch: read where staged, or written where wanted.
 
 Not here: sums (`torch_sums`), what is around the work (`torch_program`).
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from training.candidates.choice import Choice
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 from training.candidates.torch_program import Work, program
 
-NAME = "moves in PyTorch"
-BACKEND = "torch"
 _BODY = """\
 tensor = tensor.contiguous()
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -57,11 +55,13 @@ _MOVES = {
     ),
     "broadcast": Move(
         "if rank == @root@:\n    slots[rank][0] = tensor", f"{_MAKE}\n@output@.copy_(slots[@root@][0])",
-        f"if rank == @root@:\n    {_OTHERS}\n        slots[other][0] = tensor", f"{_MAKE}\n@output@.copy_(slots[rank][0])", root="src",
+        f"if rank == @root@:\n    {_OTHERS}\n        slots[other][0] = tensor", f"{_MAKE}\n@output@.copy_(slots[rank][0])",
+        root="src",
     ),
     "scatter": Move(
         "if rank == @root@:\n    slots[rank].copy_(tensor)", f"{_MAKE}\n@output@.copy_(slots[@root@][@slice@])",
-        f"if rank == @root@:\n    {_OTHERS}\n        slots[other][0] = tensor[@slice_of_other@]", f"{_MAKE}\n@output@.copy_(slots[rank][0])",
+        f"if rank == @root@:\n    {_OTHERS}\n        slots[other][0] = tensor[@slice_of_other@]",
+        f"{_MAKE}\n@output@.copy_(slots[rank][0])",
         find_shape="shape = tensor.shape[1:] if rank == @root@ else tensor.shape", root="src",
     ),
     "gather": Move(
@@ -76,7 +76,8 @@ _MOVES = {
         find_shape="shape = (tensor.shape[0] // ranks, *tensor.shape[1:])",
     ),
 }  # fmt: skip
-PROBLEMS = tuple(_MOVES)
+_PROBLEMS = tuple(_MOVES)
+_COUNTS = ("shape.numel()", "torch.Size(shape).numel()")
 _SHAPES = {"allgather": "ranks, *shape", "alltoall": "*tensor.shape"}
 _FLAWS = (
     Flaw("wrong rank order", "WRONG_RESULT", {"place": "ranks - 1 - other"}),
@@ -93,7 +94,7 @@ def write(choice: Choice, problem: str) -> Sketch:
     send, fetch = (move.push_send, move.push_fetch) if pushed else (move.pull_send, move.pull_fetch)
     slots = {
         "send": send, "fetch": fetch, "find_shape": move.find_shape, "slots": _SLOTS, "shape": _SHAPES.get(problem, "*shape"),
-        "numbers": choice.one(("shape.numel()", "torch.Size(shape).numel()")) if "(" not in move.find_shape else "torch.Size(shape).numel()",
+        "numbers": choice.one(_COUNTS[("(" in move.find_shape) :]),
         "root": move.root, "all_pieces": "ranks * ", "place": "other", "slice": "rank", "slice_of_other": "other",
     }  # fmt: skip
     told = (
@@ -107,3 +108,6 @@ def write(choice: Choice, problem: str) -> Sketch:
     signature = "tensor: torch.Tensor" + (f", {move.root}: int = 0" if move.root else "")
     facts = (fact(choice.one(told), "open", "place", "slice", "slice_of_other", "root"),)
     return program(choice, Work(_BODY, signature, slots, facts, (*_FLAWS, *rooted)), "tensor")
+
+
+FAMILY = Family("moves in PyTorch", "torch", _PROBLEMS, write)

@@ -1,4 +1,4 @@
-"""All-reduce, reduce and GEMM with all-reduce in PyTorch: over symmetric memory at once or by shares, or over a gather of all terms.
+"""All-reduce, reduce and GEMM with all-reduce in PyTorch: over symmetric memory at once or by shares, or over a gather.
 
 Not here: what is around the work (`torch_program`).
 """
@@ -6,12 +6,10 @@ Not here: what is around the work (`torch_program`).
 from __future__ import annotations
 
 from training.candidates.choice import Choice
-from training.candidates.sketch import Flaw, Sketch, fact
+from training.candidates.sketch import Family, Flaw, Sketch, fact
 from training.candidates.torch_program import Work, program
 
-NAME = "sums in PyTorch"
-BACKEND = "torch"
-PROBLEMS = ("allreduce", "reduce", "gemm_allreduce")
+_PROBLEMS = ("allreduce", "reduce", "gemm_allreduce")
 _TERM = {
     "allreduce": "@term@ = tensor.contiguous()",
     "reduce": "@term@ = tensor.contiguous()",
@@ -85,7 +83,7 @@ _TRANSPOSED = Flaw("transposed operand", "RUNTIME_ERROR", {"own_term": "@term@ =
 
 def write(choice: Choice, problem: str) -> Sketch:
     """One variant."""
-    ways = {_STAGED: "views", _GATHERED: "gathered"} if problem == "reduce" else {_STAGED: "views", _SHARES: "", _GATHERED: "gathered"}
+    ways = {_STAGED: "views", _GATHERED: "gathered"} | ({} if problem == "reduce" else {_SHARES: ""})
     body = choice.one(tuple(ways))
     total = choice.one(tuple(_TOTALS))
     slots = {
@@ -115,3 +113,6 @@ def _told(choice: Choice, body: str) -> str:
         _GATHERED: ("An all_gather brings all terms, and the sum is local.",
                     "Instead of an all_reduce it gathers the terms and adds them up itself."),
     }[body])  # fmt: skip
+
+
+FAMILY = Family("sums in PyTorch", "torch", _PROBLEMS, write)
