@@ -71,7 +71,7 @@ def write(choice: Choice, problem: str) -> Sketch:
     }  # fmt: skip
     where = fact(
         "Columns are gathered row by row, over all ranks." if rows_first
-        else "Each rank's block is copied as a whole, the own one first.",
+        else "Columns are gathered block by block, beginning with the own one.",
         "rows", "theirs", "place", "open",
     )  # fmt: skip
     what = fact(choice.one((

@@ -97,7 +97,7 @@ def program(choice: Choice, kernel: Kernel, argument: str) -> Sketch:
         "signature": kernel.signature if typed else _bare(kernel.signature),
     }  # fmt: skip
     facts = (*kernel.facts, *_facts(choice, halves=halves))
-    whole = Sketch(_TEMPLATE, {**slots, **kernel.slots}, facts)
+    whole = Sketch(_TEMPLATE, {**slots, **kernel.slots}, facts, indent=choice.one((2, 2, 4)))
     return whole.but({"import_dist": _IMPORT if "dist." in whole.code() else ""}, (*kernel.flaws, *_FLAWS))
 
 

@@ -100,7 +100,7 @@ def _pull(choice: Choice, problem: str) -> _Parts:
 def _push(choice: Choice, problem: str) -> _Parts:
     """Everybody writes into a slot of its own at the others."""
     first = choice.one((
-        "Every rank writes its tensor into its slot of the others' symmetric memory; sums are then local.",
+        "Terms are written into slots of the symmetric memory of whoever adds them; the sum then reads local memory only.",
         "Push: a rank's terms are written straight into the memory of those who add them, one slot for each sender.",
     ))  # fmt: skip
     slots = {

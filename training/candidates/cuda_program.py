@@ -107,7 +107,8 @@ def program(choice: Choice, kernel: Kernel) -> Sketch:
     }  # fmt: skip
     size = fact(f"At most {blocks} blocks of {threads} threads: blocks wait for peers, so the whole grid must fit on the GPU.")
     halves = fact("The two halves of the symmetric memory take turns, so nobody waits at the end of a call.", "open")
-    return Sketch(_TEMPLATE, slots, (*kernel.facts, size, halves)).but({}, (*kernel.flaws, *_FLAWS))
+    whole = Sketch(_TEMPLATE, slots, (*kernel.facts, size, halves), indent=choice.one((2, 2, 4)))
+    return whole.but({}, (*kernel.flaws, *_FLAWS))
 
 
 def _frame(choice: Choice) -> dict[str, str]:

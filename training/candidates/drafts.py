@@ -80,5 +80,5 @@ def draft(number: int, choice: Choice, family: Family, problem: str) -> Draft:
 def _written(choice: Choice, sketch: Sketch, flaw: Flaw | None, code: str) -> str:
     """Sentences that are true of this variant, then the code."""
     told = sketch.told(flaw)
-    sentences = [choice.one(_OPENINGS), *(choice.some(told, 3) if told else [])]
+    sentences = [choice.one(_OPENINGS), *told[:1], *(choice.some(told[1:], 2) if told[1:] and choice.chance(0.7) else [])]
     return f"{' '.join(filter(None, sentences)) or 'My answer:'}\n\n```python\n{code}```\n"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from training.candidates.choice import Choice
 
 _SLOT = re.compile(r"@(\w+)@")
+_NATIVE = re.compile(r'r""".*?"""', re.DOTALL)
 _WHOLE = re.compile(r"( *)@(\w+)@")
 
 
@@ -45,11 +46,18 @@ class Sketch:
     slots: Mapping[str, str]
     facts: tuple[Fact, ...] = ()
     flaws: tuple[Flaw, ...] = ()
+    indent: int = 2
+    """Blanks per level in native code, which templates indent by two."""
 
     def code(self, flaw: Flaw | None = None) -> str:
         """The program's text."""
         text = fill(self.template, {**self.slots, **(flaw.changed if flaw else {})})
+        text = _NATIVE.sub(lambda found: self._indented(found[0]), text)
         return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
+
+    def _indented(self, native: str) -> str:
+        """Deeper, but for lines that go on with the one before, which are deeper already."""
+        return re.sub(r"(?m)^(?:  ){1,6}(?! )", lambda found: found[0] * (self.indent // 2), native)
 
     def told(self, flaw: Flaw | None = None) -> list[str]:
         """The sentences that hold."""

@@ -98,7 +98,7 @@ def write(choice: Choice, problem: str) -> Sketch:
         "root": move.root, "all_pieces": "ranks * ", "place": "other", "slice": "rank", "slice_of_other": "other",
     }  # fmt: skip
     told = (
-        "Push: senders copy straight into their receivers' symmetric memory, where a slot is reserved for each sender.",
+        "Push: senders copy straight into their receivers' symmetric memory, and receivers read only their own.",
         "Every piece is written into its receiver's symmetric memory, then copied out locally.",
     ) if pushed else (
         "Pull: pieces are staged in symmetric memory and read from there by whoever wants them.",

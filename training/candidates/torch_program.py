@@ -17,8 +17,6 @@ _TEMPLATE = """\
 @import_dist@
 @import_box@
 
-@globals@
-
 @workspace_text@
 
 
@@ -27,7 +25,6 @@ def solution(@signature@)@colon@
     @body@
 """
 _WORKSPACE = """\
-
 _memory = None
 
 
@@ -39,7 +36,6 @@ def @workspace@(@needed@):
         _memory = symm_mem.rendezvous(symm_mem.empty(size, dtype=torch.uint8))
     return _memory"""
 _BY_SIZE = """\
-
 _handles = {}
 
 
@@ -80,7 +76,6 @@ def _frame(choice: Choice, *, typed: bool) -> dict[str, str]:
     return {
         "future": choice.one(("from __future__ import annotations", "")),
         "import_torch": "import torch",
-        "globals": "",
         "workspace_text": choice.one((_WORKSPACE, _BY_SIZE)),
         "workspace_doc": choice.one(('"""Symmetric memory of at least so many bytes."""', "", "# allocated once, then kept")),
         "no_grad": choice.one(("@" + "torch.no_grad()", "")),
@@ -113,8 +108,8 @@ def _facts(choice: Choice, *, symmetric: bool) -> tuple[Fact, ...]:
         return ()
     return (
         fact(choice.one((
-            "A second barrier keeps the next call from overwriting what is still being read.",
-            "Two barriers per call: one when everything is staged, one when everything is read.",
+            "The last barrier keeps the next call from overwriting what is still being read.",
+            "Buffers are reused, so the call ends with a barrier.",
         )), "open", "close", "lonely"),
     )  # fmt: skip
 

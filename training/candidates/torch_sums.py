@@ -111,7 +111,7 @@ def _told(choice: Choice, body: str) -> str:
         _SHARES: ("Every rank sums one share of the elements, and all shares are collected after a second barrier.",
                   "Reduce-scatter and all-gather over symmetric memory, so that each element is summed once."),
         _GATHERED: ("An all_gather brings all terms, and the sum is local.",
-                    "Instead of an all_reduce it gathers the terms and adds them up itself."),
+                    "It gathers the terms from all ranks and adds them up itself."),
     }[body])  # fmt: skip
 
 
