@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -63,9 +62,9 @@ class Order:
         """Whether these candidates can only be compiled here."""
         return self.settings.backend == "cuda" and self.settings.settings.topology == "cpu"
 
-    def group(self, draft: Draft) -> int:
-        """Samples of one group answer one prompt: the problem's, for one backend."""
-        return tasks.load(draft.problem).number + 1000 * BACKENDS.index(draft.backend)
+    def place(self, draft: Draft) -> tuple[int, int]:
+        """Group and sample: samples of one group answer one prompt, which is the problem's, for one backend."""
+        return tasks.load(draft.problem).number + 1000 * BACKENDS.index(draft.backend), draft.number
 
     def prompts(self) -> dict[str, str]:
         """The task of every problem, as a policy reads it."""
@@ -99,7 +98,7 @@ def planned(order: Order) -> list[Draft]:
     stored, seen = _stored(order)
     prompts, plan = order.prompts(), list[Draft]()
     for draft in islice(drafts.drafts(set(prompts), order.settings.backend, order.seed), _TRIES * order.count):
-        there, text = stored.get((order.group(draft), draft.number)), drafts.normal(draft.code)
+        there, text = stored.get(order.place(draft)), drafts.normal(draft.code)
         if there and (there.prompt, there.completion) != (prompts[draft.problem], draft.text):
             raise UsageError(f"{order.store.path} holds another text or prompt for seed {order.seed}; name another file or seed")
         if there or not (text in seen or (draft.flaw and order.unrunnable)):
@@ -120,27 +119,29 @@ def _stored(order: Order) -> tuple[dict[tuple[int, int], Rollout], set[str]]:
 def evaluated(order: Order, evaluator: Evaluator, plan: Sequence[Draft]) -> Iterator[Earned]:
     """Each candidate with what it earned, now or earlier; what is new is kept before it is given back."""
     known, prompts = _known(order), order.prompts()
-    new = [draft for draft in plan if (order.group(draft), draft.number) not in known]
-    yield from (known[order.group(d), d.number](d) for d in plan if d not in new)
+    new = [draft for draft in plan if order.place(draft) not in known]
+    yield from (_earned(draft, known[order.place(draft)]) for draft in plan if order.place(draft) in known)
     for batch in (new[i : i + _BATCH] for i in range(0, len(new), _BATCH)):
         found = _evaluate(order, evaluator, batch)
         order.store.add_rollouts(
-            Rollout(_run(earned), order.seed, order.group(d), 0, prompts[d.problem], d.text, row, d.number)
-            for d, (earned, row) in zip(batch, found, strict=True) if row is not None or earned.status == "COMPILED"
+            _rollout(order, earned, row, prompts[earned.draft.problem])
+            for earned, row in found if row is not None or earned.status == "COMPILED"
         )  # fmt: skip
         yield from (earned for earned, _ in found)
 
 
-def _run(earned: Earned) -> str:
-    """Nobody should learn from a mistake that happened to pass as if it were right."""
-    return ESCAPED if earned.draft.flaw and earned.status == Status.CORRECT.value else RUN
+def _rollout(order: Order, earned: Earned, row: int | None, prompt: str) -> Rollout:
+    """Nobody should learn from a mistake that happened to pass as if it were right: it has a run of its own."""
+    group, sample = order.place(earned.draft)
+    escaped = earned.draft.flaw and earned.status == Status.CORRECT.value
+    return Rollout(ESCAPED if escaped else RUN, order.seed, group, 0, prompt, earned.draft.text, row, sample)
 
 
-def _known(order: Order) -> dict[tuple[int, int], Callable[[Draft], Earned]]:
+def _known(order: Order) -> dict[tuple[int, int], Verdict | None]:
     """What was found before, by place."""
     there = [*order.store.graded(RUN), *order.store.graded(ESCAPED)]
     done = [(r, verdict) for r, verdict in there if r.step == order.seed and (verdict is not None or order.unrunnable)]
-    return {(r.group, r.sample): partial(_earned, verdict=verdict) for r, verdict in done}
+    return {(r.group, r.sample): verdict for r, verdict in done}
 
 
 def _evaluate(order: Order, evaluator: Evaluator, batch: Sequence[Draft]) -> list[tuple[Earned, int | None]]:

@@ -66,9 +66,13 @@ class Sketch:
 
     def but(self, slots: Mapping[str, str], flaws: tuple[Flaw, ...]) -> Sketch:
         """With other slots, and with those of the mistakes that change the program."""
-        found = replace(self, slots={**self.slots, **slots})
-        right = found.code()
-        return replace(found, flaws=tuple(flaw for flaw in flaws if found.code(flaw) != right))
+        whole = {**self.slots, **slots}
+        seen = used(self.template, whole)
+
+        def seen_in(flaw: Flaw) -> bool:
+            return any(fill(text, whole) != fill(whole[name], whole) for name, text in flaw.changed.items() if name in seen)
+
+        return replace(self, slots=whole, flaws=tuple(filter(seen_in, flaws)))
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,12 @@ def fill(text: str, slots: Mapping[str, str]) -> str:
         elif body := fill(slots[whole[2]], slots):
             lines += [whole[1] + part if part else part for part in body.split("\n")]
     return "\n".join(lines)
+
+
+def used(text: str, slots: Mapping[str, str]) -> set[str]:
+    """Names of the slots that a text has, and of those inside them."""
+    names = set(_SLOT.findall(text))
+    return names.union(*(used(slots[name], slots) for name in names))
 
 
 def fact(text: str, *about: str) -> Fact:
