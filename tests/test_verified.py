@@ -22,7 +22,7 @@ import pytest
 import problems
 from pkb_env.screen import screen
 from pkb_env.store import Store
-from pkb_env.submission import code_in, read
+from pkb_env.submission import read
 from training import verified
 from training.candidates import compiling, drafts
 from training.candidates.choice import Choice
@@ -99,32 +99,32 @@ def contents(path: Path) -> tuple[dict[tuple[str, int, int], tuple[str, int | No
 
 def test_right_and_mistaken_candidates_earn_their_verdicts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "d.db"
-    order = ("--out", str(path), "--problems", "allreduce", "broadcast", "--seed", "22", *QUICK)
+    order = ("--out", str(path), "--problems", "allreduce", "broadcast", "--seed", "32", *QUICK)
     assert verified.main([*order, "-n", "8"]) == 0
     table = capsys.readouterr().out
     places, count = contents(path)
     assert len(places) == count == 8
     with closing(Store(path)) as store:
         graded = store.graded("verified")
-        by_text = {d.text: d for d in islice(drafts.drafts(["allreduce", "broadcast"], "cpp", 22), 20)}
+        by_text = {d.text: d for d in islice(drafts.drafts(["allreduce", "broadcast"], "cpp", 32), 20)}
         for rollout, verdict in graded:
             draft = by_text[rollout.completion]
             assert verdict is not None
             assert verdict.correct == (not draft.flaw)
-            assert (rollout.group, rollout.step) == (problems.load(draft.problem).number, 22)
-            assert read(code_in(rollout.completion)).digest == verdict.digest or verdict.status.value == "INVALID"
+            assert (rollout.group, rollout.step) == (problems.load(draft.problem).number, 32)
+            assert verdict.status.value == "INVALID" or read(rollout.completion).digest == verdict.digest
         assert {verdict.problem for _, verdict in graded if verdict} == {"allreduce", "broadcast"}
     assert 0 < sum(bool(by_text[text].flaw) for text, _ in places.values()) < 8
     assert verified.main([*order, "-n", "8"]) == 0  # all of it is there
     assert contents(path) == (places, count)
     assert capsys.readouterr().out.partition("family")[2] == table.partition("family")[2]
     assert verified.main([*order, "-n", "8", "--size", "odd"]) == 2
-    assert "holds another text or prompt for seed 22" in capsys.readouterr().err
+    assert "holds another text or prompt for seed 32" in capsys.readouterr().err
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     path, environment = tmp_path / "d.db", {**os.environ, "PYTHONPATH": str(ROOT)}
-    order = ["--out", str(path), "--problems", "allgather", "gather", "--backend", "torch", "--seed", "2", "-n", "6", *QUICK]
+    order = ["--out", str(path), "--problems", "allgather", "gather", "--backend", "torch", "--seed", "3", "-n", "6", *QUICK]
     with subprocess.Popen([sys.executable, "-m", "training.verified", *order], cwd=ROOT, env=environment, stdout=-3) as killed:
         while not (path.exists() and contents(path)[0]):
             time.sleep(0.1)
@@ -136,19 +136,21 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     assert before.items() <= after.items()
 
 
-def test_what_was_meant_to_be_right_and_is_not_is_an_error(
+def test_a_right_one_that_fails_is_an_error_and_a_mistake_that_passes_is_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = "def solution(tensor):\n    return tensor.clone()\n"
+    wrong, right = "def solution(tensor):\n    return tensor.clone()\n", problems.reference_source(problems.load("allreduce"))
 
-    def wrong(*_: object) -> Iterator[Draft]:
-        yield Draft(0, "none", "torch", "allreduce", "", "CORRECT", code, f"Mine:\n```python\n{code}```\n")
+    def planted(*_: object) -> Iterator[Draft]:
+        for number, (flaw, code) in enumerate((("", wrong), ("a race", right))):
+            yield Draft(number, "none", "torch", "allreduce", flaw, "CORRECT", code, f"Mine:\n```python\n{code}```\n")
 
-    monkeypatch.setattr(drafts, "drafts", wrong)
-    order = ["--out", str(tmp_path / "d.db"), "--problems", "allreduce", "--backend", "torch", "-n", "1"]
-    assert verified.main([*order, *QUICK]) == 1
+    monkeypatch.setattr(drafts, "drafts", planted)
+    order = ["--out", str(tmp_path / "d.db"), "--problems", "allreduce", "--backend", "torch", "-n", "2", *QUICK]
+    assert verified.main(order) == verified.main(order) == 1
     said = capsys.readouterr().out.partition("meant to be right, but WRONG_RESULT: ")[2]
-    assert said.endswith(f"Mine:\n```python\n{code}```\n\n")
+    assert f"Mine:\n```python\n{wrong}```\n\n" in said
+    assert list(contents(tmp_path / "d.db")[0]) == [("verified", 1001, 0), ("escaped", 1001, 1)]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

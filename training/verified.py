@@ -157,7 +157,8 @@ def _evaluate(order: Order, evaluator: Evaluator, batch: Sequence[Draft]) -> lis
 def _earned(draft: Draft, verdict: Verdict | None) -> Earned:
     if verdict is None:
         return Earned(draft, "COMPILED")
-    return Earned(draft, verdict.status.value, bool(verdict.faster), _seconds(verdict), verdict.message)
+    busy = any(note.startswith("busy") for note in verdict.notes)
+    return Earned(draft, verdict.status.value, bool(verdict.faster), busy, _seconds(verdict), verdict.message)
 
 
 def _seconds(verdict: Verdict) -> float | None:

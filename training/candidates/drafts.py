@@ -71,10 +71,15 @@ def drafts(wanted: Collection[str], backend: str, seed: int) -> Iterator[Draft]:
 def draft(number: int, choice: Choice, family: Family, problem: str) -> Draft:
     """One variant, right or with one of its mistakes."""
     sketch = family.write(choice, problem)
-    flaw = choice.one(sketch.flaws) if choice.chance(_MISTAKEN) else None
+    flaw = choice.one(choice.one((sketch.flaws, _subtle(sketch)))) if choice.chance(_MISTAKEN) else None
     code = sketch.code(flaw)
     name, expected = (flaw.name, flaw.expected) if flaw else ("", "CORRECT")
     return Draft(number, family.name, family.backend, problem, name, expected, code, _written(choice, sketch, flaw, code))
+
+
+def _subtle(sketch: Sketch) -> tuple[Flaw, ...]:
+    """Mistakes that compile and run: there are fewer ways to make them, and more to learn from them."""
+    return tuple(flaw for flaw in sketch.flaws if flaw.expected in ("WRONG_RESULT", "DEADLOCK"))
 
 
 def _written(choice: Choice, sketch: Sketch, flaw: Flaw | None, code: str) -> str:

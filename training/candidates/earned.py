@@ -23,6 +23,8 @@ class Earned:
     status: str
     faster: bool = False
     """Proven faster than the reference."""
+    busy: bool = False
+    """Timed while others kept the machine busy, so that nothing could be proven."""
     seconds: float | None = None
     """What its evaluation took."""
     message: str = ""
@@ -35,7 +37,7 @@ def failures(found: Sequence[Earned]) -> list[Earned]:
 
 def table(found: Sequence[Earned]) -> str:
     """Both tables as text."""
-    return "\n".join([*_families(found), "", *_mistakes(found)])
+    return "\n".join([*_families(found), "", *_mistakes(found), *_busy(found)])
 
 
 def _families(found: Sequence[Earned]) -> list[str]:
@@ -52,6 +54,11 @@ def _family(family: str, problem: str, found: Sequence[Earned]) -> str:
     mean = f"{sum(times) / len(times):.1f}" if times else "-"
     counts = f"{len(found):>5}{len(honest):>8}{right:>7}{faster:>8}{len(found) - len(honest):>10}{mean:>8}"
     return f"{family:<28}{problem:<42}{counts}"
+
+
+def _busy(found: Sequence[Earned]) -> list[str]:
+    busy, right = sum(each.busy for each in found), sum(each.status == "CORRECT" for each in found)
+    return ["", f"{busy} of {right} correct ones were timed while others kept the machine busy: unproven"] if busy else []
 
 
 def _mistakes(found: Sequence[Earned]) -> list[str]:

@@ -115,7 +115,7 @@ def _facts(choice: Choice, *, symmetric: bool) -> tuple[Fact, ...]:
 
 
 _FLAWS = (
-    Flaw("missing import", "LOAD_ERROR", {"import_box": ""}),
+    Flaw("missing import", "RUNTIME_ERROR", {"import_box": ""}),
     Flaw("missing import", "RUNTIME_ERROR", {"import_dist": ""}),
     Flaw("missing colon", "INVALID", {"colon": ""}),
     Flaw("typo in an attribute", "RUNTIME_ERROR", {"method": "get_bufer"}),
