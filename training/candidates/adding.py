@@ -53,7 +53,7 @@ _ONE_BY_ONE = f"""\
   }}
 }}"""
 _WORDS = {
-    _BLOCKS: ("Sums run over blocks of @block@ floats, which stay in the nearest cache while every term is added.",
+    _BLOCKS: ("Sums run over blocks of @block@ floats, which stay in cache while every term is added.",
               "It adds block by block (@block@ floats), so that the running sum stays in cache."),
     _VECTORS: ("The sum works on vectors of @width@ bytes, with a scalar tail.",
                "Elements are added with @width@-byte vectors; what is left over is done one by one."),

@@ -29,7 +29,7 @@ _MODULES = (cpp_sums, cpp_moves, cpp_gemm_sum, cpp_columns, cpp_norms, torch_sum
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _MODULES)
 _MISTAKEN = 0.45
 """Share of candidates with a mistake."""
-_OPENINGS = ("", "", "Here is my implementation.", "This is a complete module.")
+_OPENINGS = ("", "", "Here is my implementation.", "Here is a module.")
 
 
 @dataclass(frozen=True)
