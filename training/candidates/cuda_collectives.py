@@ -1,4 +1,4 @@
-"""All-reduce and all-gather in CUDA over symmetric memory: in one step or two, pulled or pushed, with words of several widths.
+"""All-reduce, also of products, and all-gather in CUDA over symmetric memory: in one step or two, with words of several widths.
 
 Twins of the ones in C++; where there is no GPU they are compiled only.
 
@@ -7,11 +7,13 @@ Not here: what is around the kernel (`cuda_program`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from training.candidates.choice import Choice
 from training.candidates.cuda_program import Kernel, program
 from training.candidates.sketch import Family, Flaw, Sketch, fact
 
-_PROBLEMS = ("allreduce", "allgather")
+_PROBLEMS = ("allreduce", "allgather", "gemm_allreduce")
 _EACH = """\
 // Calls `body` for this thread's part of [begin, end); which block an index goes to is the same on all ranks.
 template <class Body> __device__ void each(size_t begin, size_t end, Body body) {
@@ -80,6 +82,18 @@ template <class T> __global__ void add_up(Group group, const T* input, T* output
     share(peer, [&](size_t pack) { write(output, pack, n, theirs[pack]); });
   }
 }"""
+_STAGED = """
+template <class T> __global__ void add_up(Group group, const T*, T* output, size_t n, size_t offset) {
+  const size_t packs = (n + Pack<T>::kSize - 1) / Pack<T>::kSize;
+  @open@
+  each(0, packs, [&](size_t pack) { write(output, pack, n, total<T>(group, offset, pack)); });
+}"""
+_PRODUCT = """\
+rows, columns = A_local.shape[0], B_local.shape[1]
+@memory@ = @workspace@(rows * columns * A_local.itemsize)
+first = @memory@.buffer_size // 2 // A_local.itemsize * (@calls@ % 2)
+product = @memory@.get_buffer(@memory@.rank, (rows, columns), A_local.dtype, first)
+torch.mm(A_local, B_local, out=product)"""
 _SUM_LAUNCH = """\
 if (wide)
   add_up<float><<<blocks, kThreads, 0, stream>>>(group, static_cast<const float*>(input), static_cast<float*>(output), n, offset);
@@ -115,11 +129,23 @@ _OWN = {
 def write(choice: Choice, problem: str) -> Sketch:
     """One variant."""
     unroll = {"unroll": choice.one(("", "#pragma unroll 2", "#pragma unroll 4"))}
-    return program(choice, _sum(choice, unroll) if problem == "allreduce" else _gather(choice, unroll))
+    if problem == "gemm_allreduce":
+        return program(choice, _products(_sum(choice, unroll, two=False)))
+    return program(choice, _sum(choice, unroll, two=choice.chance(0.5)) if problem == "allreduce" else _gather(choice, unroll))
 
 
-def _sum(choice: Choice, slots: dict[str, str]) -> Kernel:
-    two, real, width = choice.chance(0.5), choice.one(("float", "double")), choice.one(("8", "16"))
+def _products(kernel: Kernel) -> Kernel:
+    """The same sum, of what torch.mm left in symmetric memory; the stream keeps the order."""
+    way = "torch.mm writes the local product straight into symmetric memory; one kernel adds up everybody's."
+    return replace(
+        kernel, native=_SUM_HEAD + _STAGED, shape="rows, columns", amount="rows * columns", wide="product.dtype == torch.float32",
+        signature="A_local: torch.Tensor, B_local: torch.Tensor", prepare=_PRODUCT, argument="product",
+        facts=(fact(way, "open", "first"), *kernel.facts[1:]),
+    )  # fmt: skip
+
+
+def _sum(choice: Choice, slots: dict[str, str], *, two: bool) -> Kernel:
+    real, width = choice.one(("float", "double")), choice.one(("8", "16"))
     slots |= {"real": real, "width": width, "first": "0", "mean": "", "per_thread": choice.one(("4", "8"))}
     slots |= {"second_open": "pkb::barrier_blocks(group.pads, group.rank, group.world);"}
     way = "Two steps: every rank adds up its share, and the others collect it." if two else "One step: all add up everything."

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from training.candidates.choice import Choice
 from training.candidates.sketch import Fact, Flaw, Sketch, fact
 
+_ALIGNED = """\
+@memory@, tensor = @workspace@(tensor.nbytes), tensor.contiguous()
+if tensor.data_ptr() % 16:
+    tensor = tensor.clone()"""
 _TEMPLATE = '''\
 @future@
 
@@ -63,15 +67,13 @@ def @workspace@(half_bytes):
 
 
 @no_grad@
-def solution(tensor: torch.Tensor)@colon@
+def solution(@signature@)@colon@
     global @calls@
     @calls@ += 1
-    @memory@, tensor = @workspace@(tensor.nbytes), tensor.contiguous()
-    if tensor.data_ptr() % 16:
-        tensor = tensor.clone()
-    @output@ = new_output(@shape@, dtype=tensor.dtype)
+    @prepare@
+    @output@ = new_output(@shape@, dtype=@argument@.dtype)
     error = @lib@.@function@(
-        @memory@.buffer_ptrs_dev, @memory@.signal_pad_ptrs_dev, @memory@.rank, @memory@.world_size, tensor.@pointer@(),
+        @memory@.buffer_ptrs_dev, @memory@.signal_pad_ptrs_dev, @memory@.rank, @memory@.world_size, @argument@.@pointer@(),
         @output@.data_ptr(), @amount@, @memory@.buffer_size // 2 * (@calls@ % 2), @wide@, torch.cuda.current_stream().cuda_stream,
     )
     if error:
@@ -95,6 +97,11 @@ class Kernel:
     slots: dict[str, str]
     facts: tuple[Fact, ...]
     flaws: tuple[Flaw, ...]
+    signature: str = "tensor: torch.Tensor"
+    prepare: str = _ALIGNED
+    """Statements that find memory and name the kernel's input."""
+    argument: str = "tensor"
+    """That input."""
 
 
 def program(choice: Choice, kernel: Kernel) -> Sketch:
@@ -103,7 +110,8 @@ def program(choice: Choice, kernel: Kernel) -> Sketch:
     slots = {
         **choice.names(), **_frame(choice), "threads": threads, "blocks": blocks, "native": kernel.native,
         "launch": kernel.launch,
-        "function": kernel.function, "shape": kernel.shape, "amount": kernel.amount, "wide": kernel.wide, **kernel.slots,
+        "function": kernel.function, "shape": kernel.shape, "amount": kernel.amount, "wide": kernel.wide,
+        "signature": kernel.signature, "prepare": kernel.prepare, "argument": kernel.argument, **kernel.slots,
     }  # fmt: skip
     size = fact(f"At most {blocks} blocks of {threads} threads: blocks wait for peers, so the whole grid must fit on the GPU.")
     halves = fact("The two halves of the symmetric memory take turns, so nobody waits at the end of a call.", "open")
@@ -134,6 +142,6 @@ _FLAWS = (
     Flaw("missing colon", "INVALID", {"colon": ""}),
     Flaw("typo in an attribute", "RUNTIME_ERROR", {"pointer": "dataptr"}),
     Flaw("missing barrier", "WRONG_RESULT", {"open": ""}),
-    Flaw("returns an argument", "WRONG_RESULT", {"returned": "tensor"}),
+    Flaw("returns an argument", "WRONG_RESULT", {"returned": "@argument@"}),
     Flaw("another dtype", "WRONG_RESULT", {"returned": "@output@.double()"}),
 )
