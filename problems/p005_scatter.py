@@ -63,7 +63,7 @@ PROBLEM = Problem(
     parallelism="DP",
     collectives=("scatter",),
     origin="generic (NCCL primitive)",
-    split="test",
+    split="train",
     sizes={
         "tiny": Size("tiny", {"M": 61, "N": 67}),
         "default": Size("default", {"M": 256, "N": 512}),

@@ -107,7 +107,7 @@ PROBLEM = Problem(
     parallelism="DP",
     collectives=("all_reduce",),
     origin="VeOmni, xorl (loss of accumulated gradients)",
-    split="train",
+    split="test",
     sizes={
         "tiny": Size("tiny", {"T": 101}),
         "default": Size("default", {"T": 1024}),

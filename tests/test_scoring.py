@@ -134,6 +134,17 @@ def test_verdicts_alone_are_groups_by_problem(tmp_path: Path) -> None:
     found = episodes(store)
     assert [e.turns[0].completion for e in found] == ["a", "b", "c"]
     assert [len(members) for members in places(found).values()] == [2, 1]
+    assert "# Sum a tensor over all ranks" in found[0].turns[0].prompt
+
+
+def test_a_text_without_code_is_compared_with_the_others_of_its_problem(tmp_path: Path) -> None:
+    """It never ran, so it has no hardware."""
+    store = Store(tmp_path / "s.db")
+    put(store, FAST.but(hardware="some CPU"), "a")
+    store.row_of(example(Status.INVALID, digest="b"), "no code")
+    scored = rescore(episodes(store), KEVIN, advantage="dr_grpo")
+    assert scored.groups == 1
+    assert scored.advantages == pytest.approx((2.15, -2.15))
 
 
 def pkb(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -176,6 +187,7 @@ def test_the_comparison_is_drawn(tmp_path: Path) -> None:
         (("--versus", "kevin", "--returns", "mean"), "--returns 'mean': wanted one of sum, max"),
         (("--advantage", "gropo"), "--advantage 'gropo': wanted one of grpo"),
         (("--plot", "p.png"), "name the second with --versus"),
+        (("--versus", "kevin", "--plot", "p.xyz"), "ends in '.xyz'; wanted .png, .pdf or .svg"),
         (("--run", "mine"), "no rollouts of run 'mine'"),
     ],
 )

@@ -234,6 +234,39 @@ def test_a_whole_turn_is_evaluated_at_once_and_feedback_is_not_learnt(tmp_path: 
     ]  # fmt: skip
 
 
+MISTAKES = """
+import sys
+from training import grpo, settings, sft
+folder = sys.argv[1]
+plain = ["--model_name_or_path", folder, "--output_dir", folder + "/out", "--use_cpu", "true", "--bf16", "false"]
+train, rows = [*plain, "--store", folder + "/s.db", "--problems", "allreduce"], [*plain, "--rows"]
+for main, more in (
+    (grpo.main, [*train, "nosuch"]), (grpo.main, [*train, "--reward", "kevni"]),
+    (grpo.main, [*train, "--model_name_or_path", "/nope"]), (sft.main, [*rows, "/nope.jsonl"]),
+    (sft.main, [*rows, folder + "/rows.jsonl"]),
+):
+    try:
+        with settings.told():
+            main(more)
+    except SystemExit as end:
+        print("exit", end.code, file=sys.stderr)
+"""
+
+
+def test_what_a_user_can_put_right_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "", "completion": "x"}) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MISTAKES, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    told = [line for line in done.stderr.splitlines() if line.startswith(("pkb: ", "exit "))]
+    assert told[1::2] == ["exit 2"] * 5, done.stderr
+    for line, says in zip(told[::2], ("there is no problem 'nosuch'", "did you mean 'kevin'?", "there is no model folder /nope",
+                                      "wanted a .parquet or .jsonl file", "has rows without a prompt"), strict=True):  # fmt: skip
+        assert says in line
+
+
 ALL = """
 import sys
 from pathlib import Path

@@ -16,11 +16,11 @@ from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
-import rewards
+from pkb_env.cli import session
 from pkb_env.evaluator import Evaluator
 from pkb_env.store import Store
 from training.rewarding import KernelReward
-from training.settings import KernelArguments
+from training.settings import KernelArguments, folder, told
 
 
 def main(arguments: list[str] | None = None) -> GRPOTrainer:
@@ -30,11 +30,12 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     store = Store(kernels.store)
     with Evaluator(kernels.config, store) as evaluator:
         reward = KernelReward(
-            evaluator, rewards.get(kernels.reward), kernels.settings,
+            evaluator, session.reward(kernels.reward), kernels.settings,
             store=store, run=config.run_name or config.output_dir, deadline_s=kernels.deadline_s,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model.model_name_or_path, reward_funcs=reward, args=config, train_dataset=Dataset.from_list(kernels.rows()),
+            model=folder(model.model_name_or_path), reward_funcs=reward, args=config,
+            train_dataset=Dataset.from_list(kernels.rows()),
             processing_class=AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left"),
             peft_config=get_peft_config(model),
         )  # fmt: skip
@@ -45,4 +46,5 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

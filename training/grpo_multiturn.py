@@ -22,13 +22,14 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 import rewards
+from pkb_env.cli import session
 from pkb_env.evaluator import Evaluator
 from pkb_env.prompt import feedback
 from pkb_env.store import Store
 from pkb_env.submission import code_in
 from rewards.verdict import Verdict
 from training.rewarding import Batch, KernelReward, places_of, text_of
-from training.settings import KernelArguments
+from training.settings import KernelArguments, folder, told
 
 FEEDBACK_SHARE = 0.25
 """Of an episode's tokens, at most so many are feedback."""
@@ -160,11 +161,11 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     rows, store = kernels.rows(turns.turns), Store(kernels.store)
     with Evaluator(kernels.config, store) as evaluator:
         reward = KernelReward(
-            evaluator, rewards.get(kernels.reward), kernels.settings,
+            evaluator, session.reward(kernels.reward), kernels.settings,
             store=store, run=config.run_name or config.output_dir, deadline_s=kernels.deadline_s,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            model=model.model_name_or_path, args=config, train_dataset=Dataset.from_list(rows),
+            model=folder(model.model_name_or_path), args=config, train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left"),
             peft_config=get_peft_config(model), reward_funcs=worth_of_episode,
             rollout_func=MultiTurn(reward, {text_of(row["prompt"]): row["problem"] for row in rows}, turns),
@@ -176,4 +177,5 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

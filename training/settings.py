@@ -5,14 +5,40 @@ Not here: what trainers and models are told (TRL's own configurations).
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pkb_env import topology
 from pkb_env.config import EvalConfig
+from pkb_env.errors import PkbError, UsageError
 from pkb_env.problem_set import fitting, problem_set
 from pkb_env.prompt import task_prompt
 from pkb_env.submission import Submission
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What a user can put right is one line on standard error and exit code 2."""
+    try:
+        yield
+    except (PkbError, FileNotFoundError) as error:
+        print(f"pkb: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def folder(name: str) -> str:
+    """A model's folder, or its name on a hub.
+
+    Raises:
+        UsageError: it looks like a folder, and there is none.
+    """
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise UsageError(f"there is no model folder {name}; name one that holds a config.json, or a model of a hub")
+    return name
 
 
 @dataclass

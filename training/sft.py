@@ -12,12 +12,16 @@ Not here: where candidates come from.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
+
+from pkb_env.errors import UsageError
+from training.settings import folder, told
 
 
 @dataclass
@@ -36,8 +40,19 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: str) -> Dataset:
-    """The rows of a file as conversations."""
-    rows = load_dataset("parquet" if path.endswith(".parquet") else "json", data_files=path, split="train")
+    """The rows of a file as conversations.
+
+    Raises:
+        UsageError: another kind of file, or rows without a prompt or a completion.
+    """
+    kind = {".parquet": "parquet", ".jsonl": "json"}.get(Path(path).suffix)
+    if kind is None or not Path(path).is_file():
+        raise UsageError(f"--rows {path}: wanted a .parquet or .jsonl file that `pkb export` made")
+    rows = load_dataset(kind, data_files=path, split="train")
+    if missing := {"prompt", "completion"} - set(rows.column_names):
+        raise UsageError(f"{path} has no column {', '.join(sorted(missing))}; `pkb export` makes such files")
+    if not all(rows["prompt"]):
+        raise UsageError(f"{path} has rows without a prompt; they would teach to answer nothing")
     return rows.map(conversation, remove_columns=rows.column_names)
 
 
@@ -45,7 +60,7 @@ def main(arguments: list[str] | None = None) -> SFTTrainer:
     """Train; the trainer is given back with its log."""
     rows, config, model = TrlParser((RowArguments, SFTConfig, ModelConfig)).parse_args_and_config(arguments)
     trainer = SFTTrainer(
-        model=model.model_name_or_path, args=config, train_dataset=read(rows.rows),
+        model=folder(model.model_name_or_path), args=config, train_dataset=read(rows.rows),
         processing_class=AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left"),
         peft_config=get_peft_config(model),
     )  # fmt: skip
@@ -55,4 +70,5 @@ def main(arguments: list[str] | None = None) -> SFTTrainer:
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

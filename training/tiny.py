@@ -61,9 +61,13 @@ def write(folder: Path, texts: Iterable[str], **sizes: int) -> int:
 
 def main() -> None:
     """Make a folder from rows with `prompt` and `completion`."""
+    if len(sys.argv) != 3 or not Path(sys.argv[2]).is_file():
+        raise SystemExit(f"wanted a folder to make and a .jsonl file of `pkb export`; came {' '.join(sys.argv[1:]) or 'nothing'}")
     folder, rows = Path(sys.argv[1]), Path(sys.argv[2]).read_text(encoding="utf-8").splitlines()
-    parsed = map(json.loads, rows)
-    print(f"{write(folder, [text for row in parsed for text in (row['prompt'], row['completion'])]):,} parameters in {folder}")
+    texts = [text for row in map(json.loads, rows) for text in (row["prompt"], row["completion"])]
+    if not texts:
+        raise SystemExit(f"{sys.argv[2]} has no rows to make a tokenizer of")
+    print(f"{write(folder, texts):,} parameters in {folder}")
 
 
 if __name__ == "__main__":

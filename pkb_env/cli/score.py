@@ -66,6 +66,8 @@ def _check(returns: str, advantage: str | None, plot: Path | None, names: list[s
         raise UsageError(f"--advantage {advantage!r}: wanted one of {', '.join(ADVANTAGES)}")
     if plot and len(names) < 2:
         raise UsageError("--plot draws two rewards against each other; name the second with --versus")
+    if plot and plot.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--plot {plot} ends in {plot.suffix!r}; wanted .png, .pdf or .svg")
 
 
 def _rescore(found: list[Episode], name: str, gamma: float, returns: str, advantage: str | None) -> Rescored:

@@ -1,7 +1,7 @@
 """From rows of the store to episodes: the verdicts of one sample's turns, and which samples answered one prompt.
 
-A store that holds verdicts alone gives every verdict as an episode of one turn; those of one problem, evaluated alike, are
-one group.
+A store that holds verdicts alone gives every verdict as an episode of one turn, the answer to the task's prompt; those of one
+problem, evaluated alike, on whatever machine, are one group.
 
 Not here: what they are worth (`rescore`).
 """
@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from pkb_env.errors import UsageError
+from pkb_env.problem_set import named
+from pkb_env.prompt import task_prompt
 from pkb_env.rows import Rollout
 from pkb_env.store import Store
+from pkb_env.submission import Submission
 from rewards.verdict import Verdict
 
 Group = tuple[str | int, ...]
@@ -58,11 +62,21 @@ def _episode(group: Group, turns: list[tuple[Rollout, Verdict | None]]) -> Episo
     return Episode(group, tuple(rollout for rollout, _ in in_order), tuple(verdict for _, verdict in in_order))
 
 
+@cache
+def _prompt(problem: str, profile: str, size: str, world_size: int, backend: str, topology: str) -> str:
+    """What was asked for; empty where the problem, a pack's say, is not to be had."""
+    asked = Submission("", problem, backend, world_size, topology, profile, size)
+    try:
+        return task_prompt(named(problem), asked)
+    except (UsageError, KeyError):
+        return ""
+
+
 def _alone(store: Store) -> list[Episode]:
     found: list[Episode] = []
     for row in reversed(store.search()):
         v = row.verdict
-        group = (v.problem, v.problem_version, v.profile, v.size, v.world_size, v.backend, v.topology, v.hardware)
-        rollout = Rollout("verdicts", 0, 0, 0, "", row.source, row.id, len(found))
+        group = (v.problem, v.profile, v.size, v.world_size, v.backend, v.topology)
+        rollout = Rollout("verdicts", 0, 0, 0, _prompt(*group), row.source, row.id, len(found))
         found.append(Episode(group, (rollout,), (v,)))
     return found

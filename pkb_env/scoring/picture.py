@@ -15,7 +15,7 @@ from rewards.verdict import Status
 
 
 def draw(path: Path, first: Rescored, second: Rescored, statuses: Sequence[Status | None]) -> None:
-    """Every turn by its value, and by its advantage, under both rewards, as a PNG or what else the name ends in.
+    """Every turn by its value, and by its advantage, under both rewards, as the name ends: .png, .pdf or .svg.
 
     Raises:
         UsageError: matplotlib is not installed.
