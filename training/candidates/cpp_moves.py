@@ -7,7 +7,7 @@ Not here: anything that computes (`cpp_sums`), what is around the kernel (`cpp_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.candidates.choice import Choice
 from training.candidates.cpp_program import Kernel, program
@@ -104,8 +104,8 @@ _MOVES = {
         "*tensor.shape", piece="tensor.nbytes // dist.get_world_size()",
     ),
 }  # fmt: skip
-_MOVES["ulysses_all_gather_into_tensor_primitive"] = Move(
-    *(getattr(_MOVES["allgather"], name) for name in ("pull_send", "pull_fetch", "push_send", "push_fetch")),
+_MOVES["ulysses_all_gather_into_tensor_primitive"] = replace(
+    _MOVES["allgather"],
     shape="@memory@.world_size * x.shape[0], *x.shape[1:]",
     signature="x: torch.Tensor, group: torch.distributed.ProcessGroup | None = None",
 )

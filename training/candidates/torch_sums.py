@@ -92,11 +92,11 @@ def write(choice: Choice, problem: str) -> Sketch:
         "between": "@memory@.barrier()" + choice.one(("", "  # all shares are finished")),
         "total": total if problem != "reduce" else _only_root(total),
     }  # fmt: skip
-    facts = (fact(_told(choice, body), "open", "between", "count", "last"),)
+    facts = [fact(_told(choice, body), "open", "between", "count", "last")]
     if body != _SHARES:
-        facts += (fact(_TOTALS[total], "reduced", "count", "root"),)
+        facts.append(fact(_TOTALS[total], "reduced", "count", "root"))
     argument, flaws = ("A_local", (*_FLAWS, _TRANSPOSED)) if problem == "gemm_allreduce" else ("tensor", _FLAWS)
-    return program(choice, Work(body, _SIGNATURES[problem], slots, facts, flaws, symmetric=body != _GATHERED), argument)
+    return program(choice, Work(body, _SIGNATURES[problem], slots, tuple(facts), flaws, symmetric=body != _GATHERED), argument)
 
 
 def _only_root(total: str) -> str:
