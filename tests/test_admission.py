@@ -32,7 +32,7 @@ def a_third(names: list[str]) -> list[object]:
     return [pytest.param(name, marks=() if i % 3 == mine else pytest.mark.slow) for i, name in enumerate(names)]
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", a_third(problems.names()))
 def test_admission(evaluator: Evaluator, name: str, world_size: int) -> None:
     problem = problems.load(name)

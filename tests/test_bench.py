@@ -245,6 +245,7 @@ def test_a_null_test_is_kept_resumed_and_never_remembered(tmp_path: Path) -> Non
     assert re.search(r"(?m)^allreduce +any +2 ", second.stdout)
 
 
+@pytest.mark.slow
 def test_latency_stands_beside_fresh_launches(tmp_path: Path) -> None:
     small = ("--trials", "1", "--repeats", "1", "--pairs", "5", "--calls", "0", "--out", str(tmp_path))
     done = pkb_bench("latency", "-b", "torch", "-s", "tiny", *small)

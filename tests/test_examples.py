@@ -151,7 +151,7 @@ def test_example(run: Callable[..., None], name: str, world: int) -> None:
     run(name.partition("_")[2], world, name)
 
 
-@pytest.mark.parametrize("world", [1, 3, 5])
+@pytest.mark.parametrize("world", [*(pytest.param(world, marks=pytest.mark.slow) for world in (1, 5)), 3])
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("cpp_")])
 def test_odd_worlds(run: Callable[..., None], name: str, world: int) -> None:
     run(name.partition("_")[2], world, name)

@@ -87,6 +87,7 @@ def test_an_evaluator_that_fails_is_started_anew_and_costs_no_run(failures: int,
             assert reward(["p"], [GOOD], problem=["allreduce"]) == expected
 
 
+@pytest.mark.slow
 def test_what_is_late_is_unscored(store: Store) -> None:
     endless = "def solution(tensor):\n    while True:\n        pass\n"
     with Evaluator(EvalConfig(trials=1, pairs=0, call_deadline_s=300.0)) as evaluator:
