@@ -84,6 +84,7 @@ def counts(told: dict[str, Any], p: float, k: int) -> tuple[int, int]:
     return rate["reached"], rate["problems"]
 
 
+@pytest.mark.slow
 def test_a_folder_is_evaluated_killed_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, out = tmp_path / "solutions", tmp_path / "out"
     texts = {

@@ -185,6 +185,7 @@ def test_a_small_soak_is_clean(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "soak.json").read_text(encoding="utf-8")) == told
 
 
+@pytest.mark.slow
 def test_a_verdict_that_was_not_planted_is_told_with_its_text(tmp_path: Path) -> None:
     """An honest one that sleeps longer than the deadline."""
     mix = soak_mix.Mix(3, ("allreduce", "allgather"), timed=False)

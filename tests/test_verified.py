@@ -122,6 +122,7 @@ def test_right_and_mistaken_candidates_earn_their_verdicts_once(tmp_path: Path, 
     assert "holds another text or prompt for seed 32" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     path, environment = tmp_path / "d.db", {**os.environ, "PYTHONPATH": str(ROOT)}
     order = ["--out", str(path), "--problems", "allgather", "gather", "--backend", "torch", "--seed", "3", "-n", "6", *QUICK]
