@@ -94,6 +94,14 @@ def test_a_fault_has_its_status_and_the_next_one_is_right(evaluator: Evaluator, 
     assert verdict_of(evaluator, GOOD).correct
 
 
+@pytest.mark.parametrize(("gib", "status"), [(60, Status.CORRECT), (110, Status.OUT_OF_MEMORY)])
+def test_torch_gives_a_rank_its_share_of_the_gpu(evaluator: Evaluator, gib: int, status: Status) -> None:
+    """Seven tenths of it; the numbers are for GPUs of 141 GB."""
+    source = f"import torch\nheld = torch.empty({gib} << 30, dtype=torch.uint8, device='cuda')\n{GOOD}"
+    verdict = verdict_of(evaluator, source)
+    assert verdict.status is status, verdict.message
+
+
 def test_a_rank_that_never_arrives_is_named(evaluator: Evaluator) -> None:
     body = "def solution(tensor):\n    if dist.get_rank() == 0:\n        dist.all_reduce(tensor)\n    return tensor"
     source = f"import torch.distributed as dist\n{body}"

@@ -39,7 +39,7 @@ def enter(config: dict[str, Any], rank: int, lines: worker.Lines, arenas: Sequen
     prepare = worker.prepare_box(config, symmetric)
 
     def attached(state: worker.Rank) -> None:
-        use(state.device)
+        use(state.device, config["devices"].count(gpu))
         state.inputs, state.outputs = map_arenas(arenas, config["slots"], (config["in_capacity"], config["out_capacity"]), gpu)
         prepare(state)
 

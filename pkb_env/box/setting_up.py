@@ -13,6 +13,8 @@ import torch.distributed as dist
 CPU = torch.device("cpu")
 _TIMEOUT = timedelta(hours=1)
 """The supervisor owns every deadline; the group's own must never fire first."""
+_GPU_SHARE = 0.7
+"""Of a GPU's memory, what the ranks on it may take together."""
 _synchronize = torch.cuda.synchronize
 
 
@@ -32,10 +34,18 @@ def one_thread() -> None:
         ctypes.CDLL(None).prctl(15, b"pkb-rank", 0, 0, 0)
 
 
-def use(device: torch.device) -> None:
-    """Make a GPU the current one; its context is made here."""
+def use(device: torch.device, sharers: int = 0) -> None:
+    """Make a GPU the current one; its context is made here.
+
+    Args:
+        device: nothing happens for a CPU.
+        sharers: so many ranks share what torch's allocator gives of the GPU, and leave the rest to the judge and the reference;
+            0 for who has no cap.  Memory taken past torch, from the driver, is not counted.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if sharers:
+            torch.cuda.set_per_process_memory_fraction(_GPU_SHARE / sharers, device)
         torch.empty(0, device=device)
 
 
