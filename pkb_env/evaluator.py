@@ -168,6 +168,8 @@ class Evaluator:
 
     def _checked(self, submission: Submission) -> tuple[Submission, Problem]:
         """The submission with its topology settled and its problem's slug, and the problem."""
+        if type(submission.world_size) is not int:
+            raise UsageError(f"world size {submission.world_size!r} is no int; wanted a number of ranks, such as 2")
         submission = topology.settled(submission)
         backends.load(submission.backend, submission.topology)
         self._require_tools(submission.backend)

@@ -98,6 +98,7 @@ def test_usage_errors_say_what_came_and_what_there_is(quick: Evaluator) -> None:
         ({"size": "huge"}, ("huge", "tiny")), ({"topology": "moon"}, ("moon", "cpu")),
         ({"profile": "soft"}, ("soft", "hardened")),
         ({"world_size": 0}, ("0",)),
+        ({"world_size": "2"}, ("'2'", "number of ranks")), ({"world_size": True}, ("True", "number of ranks")),
     ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
             quick.evaluate(Submission(**{"text": GOOD, "problem": "allreduce"} | change))
