@@ -168,7 +168,7 @@ class Evaluator:
 
     def _checked(self, submission: Submission) -> tuple[Submission, Problem]:
         """The submission with its topology settled and its problem's slug, and the problem."""
-        submission = topology.settled(submission)
+        submission = topology.settled(submission, self.config.gpus)
         backends.load(submission.backend, submission.topology)
         self._require_tools(submission.backend)
         problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
@@ -216,7 +216,7 @@ class Evaluator:
             return verdict
 
     def _key(self, verdict: Verdict) -> Key:
-        return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))
+        return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries", "gpus"}))
 
 
 @contextmanager
