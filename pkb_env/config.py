@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 def cache_dir() -> Path:
@@ -39,6 +39,7 @@ class EvalConfig(BaseModel):
     output_chars: PositiveInt = Field(4000, description="characters kept of what a rank prints")
     slots: int = Field(0, ge=0, description="evaluations at once; 0 derives it from cores and world size")
     retries: int = Field(1, ge=0, le=2, description="how often an evaluation is repeated when the harness failed")
+    gpus: tuple[NonNegativeInt, ...] = Field((), description="GPUs that ranks may use, by number; empty: all")
     require_walls: tuple[str, ...] = Field((), description="refuse to run when one of these walls does not hold here")
     keep_open: tuple[str, ...] = Field((), description="walls switched off on purpose; for tests of the walls only")
 

@@ -170,7 +170,7 @@ class Evaluator:
         """The submission with its topology settled and its problem's slug, and the problem."""
         if type(submission.world_size) is not int:
             raise UsageError(f"world size {submission.world_size!r} is no int; wanted a number of ranks, such as 2")
-        submission = topology.settled(submission)
+        submission = topology.settled(submission, self.config.gpus)
         backends.load(submission.backend, submission.topology)
         self._require_tools(submission.backend)
         problem, most = named(submission.problem), min(_MOST_RANKS, _MOST_PER_CORE * hardware.cores())
@@ -218,7 +218,7 @@ class Evaluator:
             return verdict
 
     def _key(self, verdict: Verdict) -> Key:
-        return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries"}))
+        return Key.of(verdict, hardware.harness(), self.config.model_dump_json(exclude={"slots", "retries", "gpus"}))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from pkb_env import topology
 from pkb_env.broker import Broker
 from pkb_env.config import EvalConfig, cache_dir
 from pkb_env.errors import HarnessError, UsageError
@@ -48,7 +49,7 @@ class Machine:
             HarnessError: the zygote does not come up.
         """
         folder, lock = _new_folder(cache_dir() / "runs")
-        zygote = Zygote(folder, [cache_dir(), *hidden])
+        zygote = Zygote(folder, [cache_dir(), *hidden], topology.visible(config.gpus))
         try:
             zygote.ensure()
             _require(config.require_walls, zygote.walls)

@@ -9,6 +9,7 @@ Not here: what a rank does with its GPU (`box.worker`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -44,9 +45,9 @@ def hardware_name(topology: str) -> str:
     return hardware.cpu() if topology == "cpu" else gpu_name()
 
 
-def choose(world_size: int) -> tuple[str, str]:
-    """The best topology here for so many ranks, and why."""
-    there = gpus()
+def choose(world_size: int, only: Sequence[int] = ()) -> tuple[str, str]:
+    """The best topology here for so many ranks, and why; `only`: the GPUs that may be used, empty: all."""
+    there = len(only) or gpus()
     if not there:
         return "cpu", "this machine has no GPU that torch can use"
     if there >= world_size:
@@ -54,33 +55,41 @@ def choose(world_size: int) -> tuple[str, str]:
     return "shared", "there are fewer GPUs than ranks"
 
 
-def named(topology: str, world_size: int) -> str:
+def named(topology: str, world_size: int, only: Sequence[int] = ()) -> str:
     """The topology, `auto` replaced by what this machine offers."""
-    return choose(world_size)[0] if topology == AUTO else topology
+    return choose(world_size, only)[0] if topology == AUTO else topology
 
 
-def settled(submission: Submission) -> Submission:
-    """The submission with `auto` replaced by what this machine offers.
+def settled(submission: Submission, only: Sequence[int] = ()) -> Submission:
+    """The submission with `auto` replaced by what this machine offers; `only`: the GPUs that may be used, empty: all.
 
     Raises:
-        UsageError: no such topology, or too few GPUs for it here.
+        UsageError: no such topology, too few GPUs for it here, or GPUs that are not here.
     """
-    world_size, there = submission.world_size, gpus()
-    asked = named(submission.topology, world_size)
+    world_size, there = submission.world_size, len(only) or gpus()
+    if missing := sorted(set(only) - set(range(gpus()))):
+        raise UsageError(f"GPUs {missing} of {list(only)} are not here: this machine has {gpus()}, counted from 0; name others")
+    asked = named(submission.topology, world_size, only)
     if asked not in TOPOLOGIES:
         raise UsageError(f"topology {asked!r} does not exist; there is {', '.join(TOPOLOGIES)}, and {AUTO}")
     needed = {"cpu": 0, "node": world_size, "shared": 1}[asked]
     if there < needed:
-        best, why = choose(world_size)
+        best, why = choose(world_size, only)
         raise UsageError(
             f"topology {asked!r} with {world_size} ranks needs {needed} GPUs, here are {there}; use {best!r} ({why})"
         )
     return replace(submission, topology=asked)
 
 
-def devices(topology: str, world_size: int) -> list[int]:
-    """The GPU of every rank; none on the CPU."""
-    return {"cpu": [], "node": list(range(world_size)), "shared": [0] * world_size}[topology]
+def devices(topology: str, world_size: int, only: Sequence[int] = ()) -> list[int]:
+    """The GPU of every rank; none on the CPU.  Ranks themselves count within `only` (see `visible`)."""
+    there = list(only) or list(range(world_size))
+    return {"cpu": [], "node": there[:world_size], "shared": there[:1] * world_size}[topology]
+
+
+def visible(only: Sequence[int]) -> dict[str, str]:
+    """Variables that leave a process these GPUs alone, numbered from 0 in this order; none: all of the machine."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, only))} if only else {}
 
 
 def group_backend(topology: str) -> str:

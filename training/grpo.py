@@ -13,22 +13,21 @@ from __future__ import annotations
 
 from datasets import Dataset
 from transformers import AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 from pkb_env.cli import session
 from pkb_env.evaluator import Evaluator
 from pkb_env.store import Store
 from training.rewarding import KernelReward
-from training.settings import KernelArguments, folder, told
+from training.settings import KernelArguments, folder, last_checkpoint, told
 
 
 def main(arguments: list[str] | None = None) -> GRPOTrainer:
     """Train; the trainer is given back with its log."""
     kernels, config, model = TrlParser((KernelArguments, GRPOConfig, ModelConfig)).parse_args_and_config(arguments)
     config.remove_unused_columns = False  # the reward needs the column `problem`
-    store = Store(kernels.store)
-    with Evaluator(kernels.config, store) as evaluator:
+    where, store = kernels.placed(use_cpu=config.use_cpu), Store(kernels.store)
+    with Evaluator(where, store) as evaluator:
         reward = KernelReward(
             evaluator, session.reward(kernels.reward), kernels.settings,
             store=store, run=config.run_name or config.output_dir, deadline_s=kernels.deadline_s,
@@ -39,7 +38,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
             processing_class=AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left"),
             peft_config=get_peft_config(model),
         )  # fmt: skip
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir))
+        trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
         trainer.save_model()
     store.close()
     return trainer

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
 
 import rewards
@@ -29,7 +28,7 @@ from pkb_env.store import Store
 from pkb_env.submission import code_in
 from rewards.verdict import Verdict
 from training.rewarding import Batch, KernelReward, places_of, text_of
-from training.settings import KernelArguments, folder, told
+from training.settings import KernelArguments, folder, last_checkpoint, told
 
 FEEDBACK_SHARE = 0.25
 """Of an episode's tokens, at most so many are feedback."""
@@ -158,8 +157,9 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     """Train; the trainer is given back with its log."""
     parser = TrlParser((TurnArguments, KernelArguments, GRPOConfig, ModelConfig))
     turns, kernels, config, model = parser.parse_args_and_config(arguments)
+    where = kernels.placed(use_cpu=config.use_cpu)
     rows, store = kernels.rows(turns.turns), Store(kernels.store)
-    with Evaluator(kernels.config, store) as evaluator:
+    with Evaluator(where, store) as evaluator:
         reward = KernelReward(
             evaluator, session.reward(kernels.reward), kernels.settings,
             store=store, run=config.run_name or config.output_dir, deadline_s=kernels.deadline_s,
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
             peft_config=get_peft_config(model), reward_funcs=worth_of_episode,
             rollout_func=MultiTurn(reward, {text_of(row["prompt"]): row["problem"] for row in rows}, turns),
         )  # fmt: skip
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir))
+        trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
         trainer.save_model()
     store.close()
     return trainer

@@ -5,6 +5,7 @@ Not here: what trainers and models are told (TRL's own configurations).
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pkb_env.errors import PkbError, UsageError
 from pkb_env.problem_set import fitting, problem_set
 from pkb_env.prompt import task_prompt
 from pkb_env.submission import Submission
+from training import devices
 
 
 @contextmanager
@@ -41,6 +43,19 @@ def folder(name: str) -> str:
     return name
 
 
+def last_checkpoint(output: str) -> str | None:
+    """The last checkpoint that was written to its end (its state is written last); None: there is none, training begins anew."""
+    steps = [(int(found.name.rpartition("-")[2]), found) for found in Path(output).glob("checkpoint-*[0-9]") if _whole(found)]
+    return str(max(steps)[1]) if steps else None
+
+
+def _whole(checkpoint: Path) -> bool:
+    try:
+        return bool(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
+
+
 @dataclass
 class KernelArguments:
     """Command-line arguments about kernels."""
@@ -57,16 +72,30 @@ class KernelArguments:
     trials: int = field(default=5, metadata={"help": "judged untimed calls of a candidate"})
     pairs: int = field(default=32, metadata={"help": "most timed pairs of a group; 0: no speed is paid"})
 
+    evaluation_devices: str = field(default="", metadata={"help": "GPUs that evaluate, such as 4,5,6,7; none of the trainer's"})
+    share_device: bool = field(default=False, metadata={"help": "let the trainer's GPUs evaluate too; times are of a shared GPU"})
+
     @property
     def settings(self) -> Submission:
         """What every submission has in common."""
-        where = topology.named(self.topology, self.world_size)
+        where = topology.named(self.topology, self.world_size, devices.numbers(self.evaluation_devices))
         return Submission("", "", self.backend, self.world_size, where, self.profile, self.size)
 
     @property
     def config(self) -> EvalConfig:
         """How candidates are evaluated."""
         return EvalConfig(trials=self.trials, pairs=self.pairs)
+
+    def placed(self, *, use_cpu: bool = False) -> EvalConfig:
+        """The same with the GPUs that evaluate beside a trainer, which is on the CPU or not.
+
+        Raises:
+            UsageError: the trainer uses one of them, or they are not here.
+        """
+        where, share = self.settings, self.share_device
+        gpus = devices.for_evaluation(where.topology, where.world_size, self.evaluation_devices, share=share, use_cpu=use_cpu)
+        topology.settled(where, gpus)
+        return self.config.model_copy(update={"gpus": gpus})
 
     def rows(self, max_turns: int = 1) -> list[dict[str, Any]]:
         """One row per problem: a conversation that asks for it, and its name.

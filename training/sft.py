@@ -17,11 +17,10 @@ from typing import Any
 
 from datasets import Dataset, load_dataset
 from transformers import AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config
 
 from pkb_env.errors import UsageError
-from training.settings import folder, told
+from training.settings import folder, last_checkpoint, told
 
 
 @dataclass
@@ -64,7 +63,7 @@ def main(arguments: list[str] | None = None) -> SFTTrainer:
         processing_class=AutoTokenizer.from_pretrained(model.model_name_or_path, padding_side="left"),
         peft_config=get_peft_config(model),
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir))
+    trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
     trainer.save_model()
     return trainer
 

@@ -49,7 +49,7 @@ class KernelEnvironment:
     """One conversation at a time.  Public methods are what TRL expects: `reset`, and a tool."""
 
     def __init__(self, kernels: KernelArguments, max_turns: int) -> None:
-        settings, evaluator = kernels.settings, shared_evaluator(kernels.config.model_dump_json(), kernels.store)
+        settings, evaluator = kernels.settings, shared_evaluator(kernels.placed().model_dump_json(), kernels.store)
         self._env = ParallelKernelEnv(
             kernels.problems, backend=settings.backend, world_size=settings.world_size, topology=settings.topology,
             profile=settings.profile, size=settings.size, max_turns=max_turns, reward=kernels.reward,

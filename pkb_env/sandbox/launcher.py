@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pkb_env.box.channel import Channel, ChannelClosed
@@ -35,9 +35,9 @@ BOX_SOURCES = Path(__file__).resolve().parent.parent / "box"
 class Zygote:
     """Thread-safe handle of one zygote process and its folder."""
 
-    def __init__(self, root: Path, hidden: Sequence[Path] = ()) -> None:
+    def __init__(self, root: Path, hidden: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> None:
         """Nothing is started yet; `root` is where its folder is made, `hidden` what no box may read besides."""
-        self._root, self._hidden = root, hidden
+        self._root, self._hidden, self._environment = root, hidden, dict(environment or {})
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
@@ -102,7 +102,7 @@ class Zygote:
         self._root.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._root))
         ours, theirs = Channel.pair()
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED | self._environment
         environment |= {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), OWNER: str(os.getpid())}
         command = [sys.executable, "-m", "pkb_env.sandbox.zygote", str(theirs.fileno()), str(self.folder)]
         self._process = subprocess.Popen(
