@@ -11,6 +11,8 @@ Not here: several turns in one episode, data for SFT (`sft`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from datasets import Dataset
 from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
@@ -21,6 +23,19 @@ from pkb_env.evaluator import Evaluator
 from pkb_env.store import Store
 from training.rewarding import KernelReward
 from training.settings import KernelArguments, folder, told
+
+
+def ran(evaluator: Evaluator, store: Store, run: str, log: list[dict[str, Any]]) -> str:
+    """What was really run: compilers, candidates on rank groups, and the share of the time that went into evaluating."""
+    rows = {r.verdict: verdict for r, verdict in store.graded(run) if verdict is not None}
+    groups, built = sum(bool(verdict.ranks) for verdict in rows.values()), evaluator.machine().broker.counters.built
+    means, whole = [e["kernels/evaluation_s"] for e in log if "kernels/evaluation_s" in e], log[-1]
+    steps, seconds = whole["step"], whole.get("train_runtime", 0.0)
+    spent = sum(means) / max(1, len(means)) * steps
+    return (
+        f"{built} compiler runs, {groups} candidates on rank groups, {len(rows)} verdicts for {len(store.rollouts(run))} completions, "
+        f"{3600 * len(rows) / max(1e-9, seconds):.0f} verdicts an hour, {spent / max(1e-9, seconds):.0%} of {seconds:.0f} s evaluating"
+    )
 
 
 def main(arguments: list[str] | None = None) -> GRPOTrainer:
@@ -41,6 +56,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir))
         trainer.save_model()
+        print(ran(evaluator, store, config.run_name or config.output_dir, trainer.state.log_history))
     store.close()
     return trainer
 

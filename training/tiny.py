@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -41,15 +41,15 @@ def tokenizer(texts: Iterable[str], vocabulary: int = 2048, *, lines: bool = Fal
     )
 
 
-def model(words: PreTrainedTokenizerFast, hidden: int = 192, layers: int = 4, seed: int = 0) -> Qwen2ForCausalLM:
+def model(words: PreTrainedTokenizerFast, hidden: int = 192, layers: int = 4, seed: int = 0) -> LlamaForCausalLM:
     """A random model for the tokenizer; the defaults have about two million parameters."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(words), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
         num_attention_heads=hidden // 32, num_key_value_heads=hidden // 32, max_position_embeddings=_CONTEXT,
         tie_word_embeddings=True, pad_token_id=words.pad_token_id, eos_token_id=words.eos_token_id, bos_token_id=None,
     )  # fmt: skip
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)
 
 
 def write(folder: Path, texts: Iterable[str], *, lines: bool = False, **sizes: int) -> int:

@@ -1,7 +1,7 @@
 """Candidates for models of a few million parameters: one name for everything, no sentences, and few choices that matter.
 
-The same families as elsewhere; what is left to choose is who writes, what keeps calls apart, whether the handle of shared memory
-is kept from call to call (else ranks meet for it in each call: slow), whether work is done in one go (else in small steps: slow), and a mistake or none.  Most
+The same families as elsewhere; what is left to choose is who writes, what keeps calls apart, whether ranks
+meet once more than they have to (slow), whether work is done in one go (else in small steps: slow), and a mistake or none.  Most
 are slow or mistaken, so a model that imitates them has something to learn.
 
 Not here: what is around that (`drafts`, `cpp_program`), which of them are evaluated (`training.verified`).
@@ -22,11 +22,7 @@ _SLOW = 0.4
 """Share of candidates with the slow form of a choice, for each of them."""
 _MISTAKEN = 0.35
 _MISTAKES = ("missing semicolon", "typo in an attribute", "returns an argument", "another dtype", "leaves one rank out")
-_MET = """\
-def @workspace@(@needed@, buffers={}):
-    if @needed@ not in buffers:
-        buffers[@needed@] = symm_mem.empty(@times@@needed@, dtype=torch.uint8)
-    return symm_mem.rendezvous(buffers[@needed@])"""
+_MEETING = {"lonely": "torch.distributed.barrier()"}
 _BYTES = """\
 static void @copy@(char* to, const char* from, size_t size) {
   for (volatile size_t at = 0; at < size; ++at) to[at] = from[at];
@@ -38,8 +34,8 @@ static void @add@(float* to, const float* const* @parts@, int many, size_t begin
     for (volatile size_t i = begin; i < @end@; ++i) to[i] += @parts@[k][i];
 }"""
 _SLOW_FORMS: dict[str, tuple[dict[str, str], ...]] = {
-    "moves in C++": ({"workspace_text": _MET}, {"copier": _BYTES}),
-    "sums in C++": ({"workspace_text": _MET}, {"adder": _ELEMENTS}),
+    "moves in C++": (_MEETING, {"copier": _BYTES}),
+    "sums in C++": (_MEETING, {"adder": _ELEMENTS}),
     "collectives in CUDA": ({"threads": "32", "blocks": "1"},),
 }
 """By family, what stands in some slots instead."""
