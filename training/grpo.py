@@ -25,16 +25,22 @@ from training.rewarding import KernelReward
 from training.settings import KernelArguments, folder, told
 
 
-def ran(evaluator: Evaluator, store: Store, run: str, log: list[dict[str, Any]]) -> str:
-    """What was really run: compilers, candidates on rank groups, and the share of the time that went into evaluating."""
-    rows = {r.verdict: verdict for r, verdict in store.graded(run) if verdict is not None}
-    groups, built = sum(bool(verdict.ranks) for verdict in rows.values()), evaluator.machine().broker.counters.built
-    means, whole = [e["kernels/evaluation_s"] for e in log if "kernels/evaluation_s" in e], log[-1]
-    steps, seconds = whole["step"], whole.get("train_runtime", 0.0)
-    spent = sum(means) / max(1, len(means)) * steps
+def ran(evaluator: Evaluator, store: Store, before: int, log: list[dict[str, Any]]) -> str:
+    """What was really run: compilers, candidates on rank groups, and the share of the time that went into evaluating.
+
+    Args:
+        evaluator: of the run.
+        store: where its verdicts are.
+        before: the last row of the store before the run.
+        log: the trainer's.
+    """
+    new = [stored.verdict for stored in store.search() if stored.id > before]
+    groups, built = sum(bool(verdict.ranks) for verdict in new), evaluator.machine().broker.counters.built
+    means = [entry["kernels/evaluation_s"] for entry in log if "kernels/evaluation_s" in entry]
+    spent, seconds = sum(means) / max(1, len(means)) * log[-1]["step"], max(1e-9, log[-1].get("train_runtime", 0.0))
     return (
-        f"{built} compiler runs, {groups} candidates on rank groups, {len(rows)} verdicts for {len(store.rollouts(run))} completions, "
-        f"{3600 * len(rows) / max(1e-9, seconds):.0f} verdicts an hour, {spent / max(1e-9, seconds):.0%} of {seconds:.0f} s evaluating"
+        f"{built} compiler runs, {groups} candidates on rank groups, {len(new)} new verdicts, "
+        f"{3600 * len(new) / seconds:.0f} new verdicts an hour, {spent / seconds:.0%} of {seconds:.0f} s evaluating"
     )
 
 
@@ -43,6 +49,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
     kernels, config, model = TrlParser((KernelArguments, GRPOConfig, ModelConfig)).parse_args_and_config(arguments)
     config.remove_unused_columns = False  # the reward needs the column `problem`
     store = Store(kernels.store)
+    before = max((stored.id for stored in store.search(limit=1)), default=0)
     with Evaluator(kernels.config, store) as evaluator:
         reward = KernelReward(
             evaluator, session.reward(kernels.reward), kernels.settings,
@@ -56,7 +63,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=get_last_checkpoint(config.output_dir))
         trainer.save_model()
-        print(ran(evaluator, store, config.run_name or config.output_dir, trainer.state.log_history))
+        print(ran(evaluator, store, before, trainer.state.log_history))
     store.close()
     return trainer
 

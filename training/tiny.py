@@ -1,8 +1,8 @@
 """A causal language model of at most a few million parameters with a tokenizer of its own, made from a file of texts.
 
 `python -m training.tiny OUT TEXTS.jsonl` writes a folder for `--model_name_or_path`; nothing is downloaded.  The model is
-random: SFT comes first.  With `--lines` a token may be as long as a line, so that a program is tens of tokens; for texts that repeat
-their lines.
+random: SFT comes first.  With `--lines` a token may be as long as a line, so that a program is tens of tokens; for texts that
+repeat their lines.
 
 Not here: training it (`sft`, `grpo`).
 """
