@@ -32,12 +32,13 @@ prompt = "Write allreduce: torch, 2 ranks, cpu.\\n"
 rows = [{"prompt": prompt, "completion": text} for text in [good, wrong, wrong] * 8]
 Path(folder, "rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 tiny.write(Path(folder, "model"), [prompt, good, wrong], lines=True, hidden=64, layers=2)
-plain = "--use_cpu true --bf16 false --gradient_checkpointing false --disable_tqdm true --report_to none --save_strategy no".split()
-plain += ["--per_device_train_batch_size", "8", "--seed", "0"]
+plain = "--use_cpu true --bf16 false --gradient_checkpointing false --disable_tqdm true --report_to none".split()
+plain += ["--save_strategy", "no", "--per_device_train_batch_size", "8", "--seed", "0"]
 sft.main(["--rows", folder + "/rows.jsonl", "--model_name_or_path", folder + "/model", "--output_dir", folder + "/sft",
-          "--max_steps", "60", "--learning_rate", "3e-3", *plain])
-grpo.main(["--model_name_or_path", folder + "/sft", "--output_dir", folder + "/grpo", "--store", folder + "/s.db", "--prompt", "short",
-           "--problems", "allreduce", "--size", "tiny", "--pairs", "0", "--trials", "1", "--num_generations", "8",
+          "--max_steps", "240", "--learning_rate", "3e-3", *plain])
+grpo.main(["--model_name_or_path", folder + "/sft", "--output_dir", folder + "/grpo",
+           "--store", folder + "/s.db", "--prompt", "short", "--problems", "allreduce", "--size", "tiny", "--pairs", "0",
+           "--trials", "1", "--num_generations", "8",
            "--max_completion_length", "64", "--max_steps", "12", "--learning_rate", "1e-3", *plain])
 
 def mass(name, text):
