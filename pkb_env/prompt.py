@@ -64,6 +64,16 @@ def task_prompt(problem: Problem, submission: Submission, config: EvalConfig | N
     return text.strip() + "\n"
 
 
+def short_prompt(problem: Problem, submission: Submission) -> str:
+    """One line that names problem, backend, ranks and topology, for models that were taught what it means.
+
+    Args:
+        problem: what is asked for.
+        submission: backend, world size and topology; the rest is not looked at.
+    """
+    return f"Write {problem.slug}: {submission.backend}, {submission.world_size} ranks, {submission.topology}.\n"
+
+
 def feedback(verdict: Verdict, source: str = "") -> str:
     """What came of an attempt, with rank, index, values and line; `source` lets it quote the lines it names."""
     first = _first_error(verdict.message) if verdict.status is Status.COMPILE_ERROR else None

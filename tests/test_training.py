@@ -106,7 +106,7 @@ def test_rewarding_needs_no_trainer() -> None:
 SCRIPT = """
 import json, sys
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import add_response_schema, qwen3_chat_template
 from training import tiny
@@ -119,7 +119,7 @@ def call(code):
 wrong, right = sys.argv[1:3]
 turns = [[call(wrong), "I will not.<|im_end|>"], [call(right)], [call(right)], ["Done.<|im_end|>"]]
 
-class Scripted(Qwen2ForCausalLM):
+class Scripted(LlamaForCausalLM):
     def generate(self, input_ids=None, **_):
         answers = [words(text, add_special_tokens=False).input_ids for text in turns.pop(0)]
         longest = max(map(len, answers))
@@ -161,7 +161,7 @@ def test_a_model_that_calls_tools_tries_again_until_its_turns_are_over(tmp_path:
 TURNS = """
 import json, sys
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from datasets import Dataset
 from training import tiny
@@ -177,7 +177,7 @@ end = "<|im_end|>"
 turns = [[wrong + end, right + end], [right + end, "no code" + end]]
 seen = []
 
-class Scripted(Qwen2ForCausalLM):
+class Scripted(LlamaForCausalLM):
     def generate(self, input_ids=None, **_):
         seen.append([words.decode([t for t in row if t != words.pad_token_id]) for row in input_ids.tolist()])
         answers = [words(text, add_special_tokens=False).input_ids for text in turns.pop(0)]

@@ -11,6 +11,8 @@ Not here: several turns in one episode, data for SFT (`sft`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
@@ -22,11 +24,31 @@ from training.rewarding import KernelReward
 from training.settings import KernelArguments, folder, last_checkpoint, told
 
 
+def ran(evaluator: Evaluator, store: Store, before: int, log: list[dict[str, Any]]) -> str:
+    """What was really run: compilers, candidates on rank groups, and the share of the time that went into evaluating.
+
+    Args:
+        evaluator: of the run.
+        store: where its verdicts are.
+        before: the last row of the store before the run.
+        log: the trainer's.
+    """
+    new = [stored.verdict for stored in store.search() if stored.id > before]
+    groups, built = sum(bool(verdict.ranks) for verdict in new), evaluator.machine().broker.counters.built
+    means = [entry["kernels/evaluation_s"] for entry in log if "kernels/evaluation_s" in entry]
+    spent, seconds = sum(means) / max(1, len(means)) * log[-1]["step"], max(1e-9, log[-1].get("train_runtime", 0.0))
+    return (
+        f"{built} compiler runs, {groups} candidates on rank groups, {len(new)} new verdicts, "
+        f"{3600 * len(new) / seconds:.0f} new verdicts an hour, {spent / seconds:.0%} of {seconds:.0f} s evaluating"
+    )
+
+
 def main(arguments: list[str] | None = None) -> GRPOTrainer:
     """Train; the trainer is given back with its log."""
     kernels, config, model = TrlParser((KernelArguments, GRPOConfig, ModelConfig)).parse_args_and_config(arguments)
     config.remove_unused_columns = False  # the reward needs the column `problem`
     where, store = kernels.placed(use_cpu=config.use_cpu), Store(kernels.store)
+    before = max((stored.id for stored in store.search(limit=1)), default=0)
     with Evaluator(where, store) as evaluator:
         reward = KernelReward(
             evaluator, session.reward(kernels.reward), kernels.settings,
@@ -40,6 +62,7 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
         trainer.save_model()
+        print(ran(evaluator, store, before, trainer.state.log_history))
     store.close()
     return trainer
 

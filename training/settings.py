@@ -17,9 +17,12 @@ from pkb_env import topology
 from pkb_env.config import EvalConfig
 from pkb_env.errors import PkbError, UsageError
 from pkb_env.problem_set import fitting, problem_set
-from pkb_env.prompt import task_prompt
+from pkb_env.prompt import short_prompt, task_prompt
 from pkb_env.submission import Submission
+from problems.base import Problem
 from training import devices
+
+PROMPTS = ("task", "short")
 
 
 @contextmanager
@@ -71,6 +74,7 @@ class KernelArguments:
     deadline_s: float = field(default=600.0, metadata={"help": "most seconds that a step's evaluations may take"})
     trials: int = field(default=5, metadata={"help": "judged untimed calls of a candidate"})
     pairs: int = field(default=32, metadata={"help": "most timed pairs of a group; 0: no speed is paid"})
+    prompt: str = field(default="task", metadata={"help": "task, or short: one line, for models that know what it means"})
 
     evaluation_devices: str = field(default="", metadata={"help": "GPUs that evaluate, such as 4,5,6,7; none of the trainer's"})
     share_device: bool = field(default=False, metadata={"help": "let the trainer's GPUs evaluate too; times are of a shared GPU"})
@@ -104,5 +108,15 @@ class KernelArguments:
             UsageError: a problem, backend or size does not exist or does not fit.
         """
         found = fitting(problem_set(self.problems), world_size=self.world_size, size=self.size, profile=self.profile)
-        prompts = ((task_prompt(problem, self.settings, self.config, max_turns), problem.slug) for problem in found)
+        prompts = ((self.prompt_of(problem, self.settings, max_turns), problem.slug) for problem in found)
         return [{"prompt": [{"role": "user", "content": prompt}], "problem": slug} for prompt, slug in prompts]
+
+    def prompt_of(self, problem: Problem, where: Submission, max_turns: int = 1) -> str:
+        """What a policy is asked.
+
+        Raises:
+            UsageError: there is no such kind of prompt.
+        """
+        if self.prompt not in PROMPTS:
+            raise UsageError(f"--prompt {self.prompt}: wanted {' or '.join(PROMPTS)}")
+        return short_prompt(problem, where) if self.prompt == "short" else task_prompt(problem, where, self.config, max_turns)

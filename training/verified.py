@@ -25,18 +25,18 @@ from pkb_env import topology
 from pkb_env.errors import PkbError, UsageError
 from pkb_env.evaluator import Evaluator
 from pkb_env.problem_set import fitting, problem_set
-from pkb_env.prompt import task_prompt
 from pkb_env.rows import Rollout
 from pkb_env.store import Store
 from pkb_env.submission import Submission, code_in
 from problems.base import Problem
 from rewards.verdict import Status, Verdict
-from training.candidates import compiling, drafts
+from training.candidates import compiling, drafts, plain
 from training.candidates.drafts import Draft
 from training.candidates.earned import Earned, failures, table
-from training.settings import KernelArguments
+from training.settings import PROMPTS, KernelArguments
 
 RUN, ESCAPED = "verified", "escaped"
+STYLES = {"varied": drafts, "plain": plain}
 BACKENDS = ("cpp", "torch", "cuda")
 _BATCH, _TRIES = 4, 50
 
@@ -50,6 +50,7 @@ class Order:
     problems: tuple[Problem, ...]
     count: int
     seed: int
+    style: str = "varied"
 
     @property
     def common(self) -> Submission:
@@ -68,10 +69,10 @@ class Order:
 
     def prompts(self) -> dict[str, str]:
         """The task of every problem, as a policy reads it."""
-        return {p.slug: task_prompt(p, self.common, self.settings.config) for p in self.problems}
+        return {p.slug: self.settings.prompt_of(p, self.common) for p in self.problems}
 
 
-def chosen(names: Sequence[str], backend: str, world_size: int, size: str) -> tuple[Problem, ...]:
+def chosen(names: Sequence[str], backend: str, world_size: int, size: str, style: str = "varied") -> tuple[Problem, ...]:
     """The problems that are named and for which there are candidates.
 
     Raises:
@@ -81,7 +82,7 @@ def chosen(names: Sequence[str], backend: str, world_size: int, size: str) -> tu
     others = [f"{p.slug} ({p.split})" for p in found if p.split != "train"]
     if others:
         raise UsageError(f"{', '.join(others[:3])}: only problems of the training split may become data; name some, or 'train'")
-    known = drafts.problems(backend)
+    known = STYLES[style].problems(backend)
     kept = [problem for problem in found if problem.slug in known]
     if not kept or (len(kept) < len(found) and list(names) != ["train"]):
         lacking = ", ".join(p.slug for p in found if p not in kept)
@@ -97,7 +98,8 @@ def planned(order: Order) -> list[Draft]:
     """
     stored, seen = _stored(order)
     prompts, plan = order.prompts(), list[Draft]()
-    for draft in islice(drafts.drafts(set(prompts), order.settings.backend, order.seed), _TRIES * order.count):
+    found = STYLES[order.style].drafts(set(prompts), order.settings.backend, order.seed)
+    for draft in islice(found, _TRIES * order.count):
         there, text = stored.get(order.place(draft)), drafts.normal(draft.code)
         if there and (there.prompt, there.completion) != (prompts[draft.problem], draft.text):
             raise UsageError(f"{order.store.path} holds another text or prompt for seed {order.seed}; name another file or seed")
@@ -190,6 +192,8 @@ def parsed(arguments: Collection[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-n", type=int, default=200, help="how many distinct candidates")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other candidates")
     parser.add_argument("--backend", choices=BACKENDS, default="cpp", help="cuda is only compiled where there is no GPU")
+    parser.add_argument("--style", choices=tuple(STYLES), default="varied", help="plain: few choices, for tiny models")
+    parser.add_argument("--prompt", choices=PROMPTS, default="task", help="short: one line, for models that know what it means")
     parser.add_argument("--world-size", type=int, default=2, help="number of ranks")
     parser.add_argument("--size", default="default", help="named size")
     parser.add_argument("--trials", type=int, default=5, help="judged untimed calls of a candidate")
@@ -202,10 +206,12 @@ def main(arguments: Collection[str] | None = None) -> int:
     a = parsed(arguments)
     where = topology.AUTO if a.backend == "cuda" else "cpu"
     try:
-        found = chosen(a.problems, a.backend, a.world_size, a.size)
-        settings = KernelArguments(a.problems, a.backend, a.world_size, where, a.size, trials=a.trials, pairs=a.pairs)
+        found = chosen(a.problems, a.backend, a.world_size, a.size, a.style)
+        settings = KernelArguments(
+            a.problems, a.backend, a.world_size, where, a.size, trials=a.trials, pairs=a.pairs, prompt=a.prompt
+        )
         with closing(Store(a.out)) as store:
-            return run(Order(store, settings, found, a.n, a.seed))
+            return run(Order(store, settings, found, a.n, a.seed, a.style))
     except PkbError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
