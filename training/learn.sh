@@ -4,7 +4,8 @@ export OMP_NUM_THREADS=1 WANDB_MODE=offline WANDB_SILENT=true HF_HUB_OFFLINE=1 T
 mkdir -p "$OUT_DIR"
 export WANDB_DIR="$OUT_DIR" PYTHONWARNINGS=ignore
 start=$SECONDS
-KERNELS=(--backend "$BACKEND" --world_size "$WORLD" --topology "$TOPOLOGY" --prompt short --pairs "$PAIRS" --store "$OUT_DIR/data.db")
+KERNELS=(--backend "$BACKEND" --world_size "$WORLD" --topology "$TOPOLOGY" --prompt short --pairs "$PAIRS" --store "$OUT_DIR/data.db"
+         "${SHARE[@]}")
 quiet=(--disable_tqdm true --save_strategy no --logging_steps 5 --seed "$SEED")
 
 # shellcheck disable=SC2086
@@ -24,8 +25,8 @@ echo "GRPO on $PROBLEMS"
 grpo=$SECONDS
 # shellcheck disable=SC2086
 "$PYTHON" -m training.grpo --problems $PROBLEMS "${KERNELS[@]}" --model_name_or_path "$OUT_DIR/sft" --output_dir "$OUT_DIR/grpo" \
-    --max_steps "$GRPO_STEPS" --num_generations 8 --per_device_train_batch_size "$BATCH" --learning_rate "$GRPO_RATE" --beta "$BETA" --run_name grpo \
-    --max_completion_length "$TOKENS" --report_to wandb "${quiet[@]}" "${DEVICE[@]}" > "$OUT_DIR/grpo.txt"
+    --max_steps "$GRPO_STEPS" --num_generations 8 --per_device_train_batch_size "$BATCH" --learning_rate "$GRPO_RATE" --beta "$BETA" \
+    --run_name grpo --log_completions true --num_completions_to_print 0 --max_completion_length "$TOKENS" --report_to wandb "${quiet[@]}" "${DEVICE[@]}" > "$OUT_DIR/grpo.txt"
 grpo=$((SECONDS - grpo))
 echo "SFT on the correct ones, as many samples as GRPO had: $((GRPO_STEPS * BATCH))"
 "$PYTHON" -m training.sft --rows "$OUT_DIR/correct.jsonl" --model_name_or_path "$OUT_DIR/sft" --output_dir "$OUT_DIR/more" \
