@@ -29,11 +29,11 @@ from training import grpo, tiny
 folder = Path(sys.argv[1])
 tiny.write(folder / "model", [sys.argv[2]] * 2, hidden=32, layers=1)
 grpo.main([
-    "--model_name_or_path", f"{folder}/model", "--output_dir", f"{folder}/out", "--store", f"{folder}/s.db",
-    "--problems", "allreduce", "--size", "tiny", "--pairs", "0", "--trials", "1", "--num_generations", "2",
-    "--per_device_train_batch_size", "2", "--max_completion_length", "8", "--max_steps", "2", "--logging_steps", "1", "--save_strategy", "no", "--use_cpu", "true",
-    "--bf16", "false", "--gradient_checkpointing", "false", "--report_to", "wandb", "--log_completions", "true",
-    "--num_completions_to_print", "0", "--run_name", "r",
+    "--model_name_or_path", f"{folder}/model", "--output_dir", f"{folder}/out", "--store", f"{folder}/s.db", "--problems",
+    "allreduce", "--size", "tiny", "--pairs", "0", "--trials", "1", "--num_generations", "2",
+    "--per_device_train_batch_size", "2", "--max_completion_length", "8", "--max_steps", "2", "--logging_steps", "1",
+    "--save_strategy", "no", "--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--report_to",
+    "wandb", "--log_completions", "true", "--num_completions_to_print", "0", "--run_name", "r",
 ])
 """
 
