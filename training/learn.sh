@@ -5,7 +5,7 @@ mkdir -p "$OUT_DIR"
 export WANDB_DIR="$OUT_DIR" PYTHONWARNINGS=ignore
 start=$SECONDS
 KERNELS=(--backend "$BACKEND" --world_size "$WORLD" --topology "$TOPOLOGY" --prompt short --pairs "$PAIRS" --store "$OUT_DIR/data.db"
-         "${SHARE[@]}")
+         --reward "${REWARD:-default}" "${SHARE[@]}")
 quiet=(--disable_tqdm true --save_strategy no --logging_steps 5 --seed "$SEED")
 
 # shellcheck disable=SC2086
