@@ -38,8 +38,8 @@ def ran(evaluator: Evaluator, store: Store, before: int, log: list[dict[str, Any
     means = [entry["kernels/evaluation_s"] for entry in log if "kernels/evaluation_s" in entry]
     spent, seconds = sum(means) / max(1, len(means)) * log[-1]["step"], max(1e-9, log[-1].get("train_runtime", 0.0))
     return (
-        f"{built} compiler runs, {groups} candidates on rank groups, {len(new)} new verdicts, "
-        f"{3600 * len(new) / seconds:.0f} new verdicts an hour, {spent / seconds:.0%} of {seconds:.0f} s evaluating"
+        f"{built} compiler runs, {groups} candidates on rank groups ({3600 * groups / seconds:.0f} an hour), "
+        f"{len(new)} new verdicts in all, {spent / seconds:.0%} of {seconds:.0f} s evaluating"
     )
 
 
