@@ -79,15 +79,16 @@ def test_order_and_duplicates_of_a_batch(quick: Evaluator) -> None:
 
 
 def test_what_is_late_in_a_batch_is_unscored_and_the_rest_is_kept(tmp_path: Path) -> None:
-    """One endless candidate, whose own deadline is far away, behind a good one; the next batch is as good as new."""
+    """One endless candidate, whose own deadline is far away, beside a good one, in a slot each."""
     endless = of("def solution(tensor):\n    while True:\n        pass\n")
-    with Evaluator(QUICK.model_copy(update={"call_deadline_s": 200.0}), store := Store(tmp_path / "s.db")) as evaluator:
+    patient = QUICK.model_copy(update={"call_deadline_s": 200.0, "slots": 2})
+    with Evaluator(patient, store := Store(tmp_path / "s.db")) as evaluator:
         assert evaluator.evaluate_many([of(LOCAL)], deadline_s=100.0)[0].status is Status.WRONG_RESULT
         start = time.monotonic()
-        verdicts = evaluator.evaluate_many([of(GOOD), endless], deadline_s=12.0)
+        verdicts = evaluator.evaluate_many([of(GOOD), endless], deadline_s=20.0)
         assert time.monotonic() - start < 120
         assert [v.status for v in verdicts] == [Status.CORRECT, Status.INFRA]
-        assert "not evaluated within 12 s" in verdicts[1].message
+        assert "not evaluated within 20 s" in verdicts[1].message
         assert {row.verdict.status for row in store.search()} == {Status.CORRECT, Status.WRONG_RESULT}
         assert evaluator.evaluate_many([of(GOOD + "# again\n")], deadline_s=100.0)[0].status is Status.CORRECT
 
