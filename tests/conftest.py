@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Before anything imports torch: spinning OpenMP threads slow every other process on a small machine down.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# A shell has its background jobs ignore Ctrl-C, which every process of a test would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
