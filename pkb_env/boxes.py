@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,17 @@ class Box:
         body = self._receive("done", deadline)
         self.watched = self.watched and body["watched"]
         return Call(tuple(body["ranks_ns"]), tuple(control.Times(*times) for times in body["times"]))
+
+    def call_in_a_row(self, turns: Sequence[tuple[int, int]], late: int, patience_s: float, *, begins: bool) -> None:
+        """The calls of these slots and nonces, with no pause between them and one rank late; see `sandbox.straggler`.
+
+        Raises:
+            BoxFailed, HarnessError: as `call`.
+        """
+        deadline = self._config.call_deadline_s * len(turns)
+        how = {"late": late, "begins": begins, "patience_s": patience_s, "deadline_s": deadline}
+        self._send({"cmd": "row", "turns": turns, **how})
+        self._receive("done", deadline)
 
     def peak_memory(self) -> list[int | None]:
         """Largest resident set of each rank in bytes."""

@@ -37,11 +37,16 @@ class Turns:
         """Seconds spent on comparisons."""
 
     def ahead(self, trials: Iterable[int]) -> list[Turn]:
-        """Inputs, the reference's outputs and the exact answers of at most `SLOTS` trials, before the candidate is there."""
+        """Inputs, the reference's outputs and the exact answers of at most `SLOTS` trials, before the candidate needs them.
+
+        Raises:
+            Tampered: as `fill`.
+        """
         turns = []
         for trial in trials:
             turn = Turn(trial % SLOTS, secrets.randbits(63), trial)
-            self._oracle.ask("fill", **vars(turn), secret=self._secret, last=None)
+            _written(self._oracle.ask("fill", **vars(turn), secret=self._secret, last=self._last))
+            self._last = None
             self._oracle.call(turn.slot, turn.nonce)
             self._oracle.ask("prepare", **vars(turn), secret=self._secret)
             turns.append(turn)

@@ -1,6 +1,6 @@
 """The supervisor of a box: runs a candidate's ranks inside the walls and reports what it sees from outside.
 
-Speaks with the evaluator: config in, then `call` orders; out come `ready`, `done` with the outside clock, `failed` with
+Speaks with the evaluator: config in, then `call` and `row` orders; out come `ready`, `done` with the outside clock, `failed` with
 everything known about every rank, and the ranks' build requests.
 Not here: status words, verdicts, answers.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from pkb_env.box import control
 from pkb_env.box.channel import Channel, ChannelClosed
 from pkb_env.box.worker import Lines
-from pkb_env.sandbox import hang, limits, walls
+from pkb_env.sandbox import hang, limits, straggler, walls
 from pkb_env.sandbox.gpu_rest import Rest
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.init import own_lines
@@ -80,6 +80,8 @@ def _serve(group: Group, rest: Rest) -> None:
             group.upstream.send({"event": "memory", "bytes": hang.peak_memory(group)})
         elif body["cmd"] == "call":
             group.upstream.send(_call(group, rest, body))
+        elif body["cmd"] == "row":
+            group.upstream.send(_row(group, rest, body))
         else:
             group.heard(body)
 
@@ -95,6 +97,17 @@ def _call(group: Group, rest: Rest, body: dict[str, Any]) -> dict[str, Any]:
     stamps = [ns - start - group.held_ns + unrest + rank.late_ns() for ns, rank in zip(finished, group.ranks, strict=True)]
     times = [astuple(rank.page.times()) for rank in group.ranks]
     return {"event": "done", "ranks_ns": stamps, "times": times, "watched": rest.watched}
+
+
+def _row(group: Group, rest: Rest, body: dict[str, Any]) -> dict[str, Any]:
+    orders = [control.Order(control.CALL, slot, nonce) for slot, nonce in body["turns"]]
+    row = straggler.Row(group, orders, body["late"], body["patience_s"], begins=body["begins"])
+    trouble = row.run(body["deadline_s"])
+    if trouble is not None:
+        return hang.report(group, "call", trouble)
+    rest.wait()
+    group.pause()
+    return {"event": "done"}
 
 
 def _rank_main(config: dict[str, Any], fds: Fds, gpu: list[str], rank: int, lines: Lines) -> None:

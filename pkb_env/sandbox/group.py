@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from pkb_env.box.channel import Channel, ChannelClosed, ChannelUnread
 from pkb_env.box.worker import Lines
 from pkb_env.sandbox import hearing
 from pkb_env.sandbox.descendants import adopt_orphans, end_descendants
-from pkb_env.sandbox.init import ExitNotice, run_init
+from pkb_env.sandbox.init import read_ends, run_init
 from pkb_env.sandbox.rank import Body, Rank
 
 _GRACE_S = 0.15
@@ -38,7 +38,7 @@ class Group:
         self.compiling: set[int] = set()
         self._requests = 0
         self._notices = -1
-        self._stopped, self._held_at = False, 0
+        self._held_at = 0
         self.held_ns = 0
         """How long the last order was held up for others."""
         adopt_orphans()
@@ -106,6 +106,13 @@ class Group:
             used += now - last if own else 0.0
             last = now
 
+    def look(self) -> str | None:
+        """Handle what has come, and wait for nothing, save while others go first: `failed`, or None."""
+        self._poll(0.0, lambda: False)
+        while self._held_at:
+            self._poll(1.0, lambda: False)
+        return "failed" if self._failure_is_ripe() else None
+
     def _failure_is_ripe(self) -> bool:
         times = [rank.failed_at for rank in self.ranks if rank.failed_at is not None]
         if not times:
@@ -124,7 +131,7 @@ class Group:
         poller = select.poll()
         for fd in (*done, *handlers):
             poller.register(fd, select.POLLIN)
-        came = [fd for fd, _ in poller.poll(max(0.0, seconds * 1000) + 1)]
+        came = [fd for fd, _ in poller.poll(max(0.0, seconds * 1000))]
         for fd in [fd for fd in came if fd in done]:
             done[fd]()
         for fd in [fd for fd in came if fd in handlers]:
@@ -161,18 +168,11 @@ class Group:
             self.compiling.add(rank.rank)
 
     def _read_notices(self) -> None:
-        try:
-            data = os.read(self._notices, ExitNotice.size * 64)
-        except BlockingIOError:
-            return
-        if not data:
-            for rank in self.ranks:
-                self._ended(rank, -signal.SIGKILL)
+        ends = read_ends(self._notices)
+        for number, code in ends if ends is not None else [(rank.rank, -signal.SIGKILL) for rank in self.ranks]:
+            self._ended(self.ranks[number], code)
+        if ends is None:
             self._notices_gone()
-        for at in range(0, len(data) - ExitNotice.size + 1, ExitNotice.size):
-            number, code = ExitNotice.unpack_from(data, at)
-            if 0 <= number < self.world_size:
-                self._ended(self.ranks[number], code)
 
     def _notices_gone(self) -> None:
         os.close(self._notices)
@@ -194,7 +194,7 @@ class Group:
         if cmd == "compiled":
             self.built(body)
         elif cmd == "hold":
-            standing = not self._stopped
+            standing = not all(rank.standing for rank in self.ranks)
             if standing:
                 self.pause()
                 self._held_at = time.perf_counter_ns()
@@ -209,8 +209,6 @@ class Group:
         if self._held_at:
             self.held_ns += time.perf_counter_ns() - self._held_at
             self._held_at = 0
-            for rank in self.ranks:
-                rank.woken()
             self.resume()
 
     def built(self, body: Body) -> None:
@@ -225,20 +223,23 @@ class Group:
             except ChannelUnread:
                 rank.fail(violation="it does not take the answers to its build requests")
 
-    def pause(self) -> None:
-        """Stop every rank where it is; it keeps no core busy and changes nothing."""
-        self._signal(signal.SIGSTOP)
-        for rank in self.ranks:
+    def pause(self, ranks: Sequence[Rank] | None = None) -> None:
+        """Stop every rank, or these, where they are: they keep no core busy and change nothing."""
+        moving = [rank for rank in (self.ranks if ranks is None else ranks) if not rank.standing]
+        self._signal(signal.SIGSTOP, moving)
+        for rank in moving:
             rank.stopped()
-        self._stopped = True
 
-    def resume(self) -> None:
-        if self._stopped:
-            self._signal(signal.SIGCONT)
-            self._stopped = False
+    def resume(self, ranks: Sequence[Rank] | None = None) -> None:
+        """Let every rank, or these, go on."""
+        standing = [rank for rank in (self.ranks if ranks is None else ranks) if rank.standing]
+        for rank in standing:
+            rank.woken()
+            rank.standing = False
+        self._signal(signal.SIGCONT, standing)
 
-    def _signal(self, number: int) -> None:
-        for rank in self.ranks:
+    def _signal(self, number: int, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
             if rank.pid is not None and rank.exit is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, number)

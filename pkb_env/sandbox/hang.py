@@ -54,7 +54,7 @@ def _ask_for_stacks(group: Group) -> None:
 
 
 def _can_still_dump(rank: Rank) -> bool:
-    return not os.fstat(rank.dump).st_size and _state(rank.pid) not in ("T", "Z", "X", "")
+    return not os.fstat(rank.dump).st_size and rank.state() not in ("T", "Z", "X", "")
 
 
 def _describe(rank: Rank) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _describe(rank: Rank) -> dict[str, Any]:
     return {
         "rank": rank.rank, "began": rank.greeted, "phase": status.phase, "ready": rank.ready is not None,
         "done": rank.finished_ns is not None,
-        "exit": rank.exit, "raised": rank.raised, "violation": rank.violation, "state": _state(rank.pid),
+        "exit": rank.exit, "raised": rank.raised, "violation": rank.violation, "state": rank.state(),
         "line": None, "function": None, "inside": None,
         "collective": status.collective if status.inside else "", "after": "" if status.inside else status.collective,
         "sequence": status.sequence, "waits": str(wait_record.read(rank.page.wait_record()) or ""),
@@ -85,12 +85,6 @@ def _stack(dump: str) -> tuple[tuple[int, str] | None, str | None]:
         if at is not None:
             return (int(frames[at][1]), frames[at][2]), frames[at - 1][2] if at else None
     return None, None
-
-
-def _state(pid: int | None) -> str:
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return file.read().rsplit(")", 1)[1].split()[0]
-    return ""
 
 
 def _peak(pid: int | None) -> int | None:

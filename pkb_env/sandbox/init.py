@@ -18,7 +18,7 @@ from typing import NoReturn
 from pkb_env.box.worker import Lines
 from pkb_env.sandbox.limits import close_all_but, die_with_parent
 
-ExitNotice = struct.Struct("<ii")
+_ExitNotice = struct.Struct("<ii")
 """Rank and exit code, negative for a signal."""
 
 
@@ -69,4 +69,13 @@ def _reap(ranks: dict[int, int], notices: int) -> None:
         except ChildProcessError:
             return
         if pid in ranks:
-            os.write(notices, ExitNotice.pack(ranks[pid], os.waitstatus_to_exitcode(status)))
+            os.write(notices, _ExitNotice.pack(ranks[pid], os.waitstatus_to_exitcode(status)))
+
+
+def read_ends(notices: int) -> list[tuple[int, int]] | None:
+    """Supervisor: (rank, exit code) of those that have ended since the last time; None when nobody can tell any more."""
+    try:
+        data = os.read(notices, _ExitNotice.size * 64)
+    except BlockingIOError:
+        return []
+    return list(_ExitNotice.iter_unpack(data)) if data else None

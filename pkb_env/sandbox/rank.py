@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Rank:
     closed: bool = False
     done_at_cpu_ns: int | None = None
     stopped_at_cpu_ns: int | None = None
+    standing: bool = False
+    """Whether it was told to stop and not yet to go on."""
     ran_ns: int = 0
     """While it was stopped, in all."""
     stops: int = 0
@@ -114,7 +117,7 @@ class Rank:
     def stopped(self) -> None:
         """Wait until it stands still after it was told to stop, and note the processor time it had used by then."""
         end = time.monotonic() + _STOP_S
-        self.stopped_at_cpu_ns = self.cpu_ns()
+        self.standing, self.stopped_at_cpu_ns = True, self.cpu_ns()
         while (now := self.cpu_ns()) != self.stopped_at_cpu_ns:
             self.stopped_at_cpu_ns = now
             if time.monotonic() > end:
@@ -124,9 +127,12 @@ class Rank:
 
     def woken(self) -> None:
         """Before it goes on: a stopped process runs no instruction, whatever it arranged to be woken by."""
+        if self.stopped_at_cpu_ns is None:
+            return
         now = self.cpu_ns()
         self.stops += 1
-        self.ran_ns += 0 if now is None or self.stopped_at_cpu_ns is None else now - self.stopped_at_cpu_ns
+        self.ran_ns += 0 if now is None else now - self.stopped_at_cpu_ns
+        self.stopped_at_cpu_ns = None
         if self.ran_ns > RAN_ONCE_NS + self.stops * RAN_EACH_NS:
             self.fail(violation=f"it ran for {self.ran_ns / 1e6:.1f} ms while it was stopped {self.stops} times")
 
@@ -144,14 +150,21 @@ class Rank:
         """Whether it still lives a while after it closed its descriptors."""
         end = time.monotonic() + _STOP_S
         while time.monotonic() < end:
-            try:
-                with open(f"/proc/{self.pid}/stat", encoding="ascii", errors="replace") as file:
-                    if file.read().rpartition(")")[2].split()[0] in "ZX":
-                        return False
-            except OSError:
+            if self.state() in ("Z", "X", ""):
                 return False
             time.sleep(_STOP_POLL_S)
         return True
+
+    def state(self) -> str:
+        """The kernel's letter for what its first thread does; empty once it is gone."""
+        return _state(f"/proc/{self.pid}")
+
+    def running(self) -> bool:
+        """Whether any of its threads runs or could."""
+        folder = f"/proc/{self.pid}/task"
+        with contextlib.suppress(OSError):
+            return any(_state(f"{folder}/{thread}") == "R" for thread in os.listdir(folder))
+        return False
 
     def read_done(self) -> None:
         """Note the outside time at which the rank had done what was ordered."""
@@ -175,6 +188,12 @@ class Rank:
         """Before an order: what the rank said earlier says nothing about it."""
         self.read_done()
         self.finished_ns = None
+
+
+def _state(folder: str) -> str:
+    with contextlib.suppress(OSError, IndexError), open(f"{folder}/stat", encoding="ascii", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0]
+    return ""
 
 
 def _closed(fd: int) -> int:
