@@ -55,9 +55,14 @@ class Evaluator:
     def __init__(self, config: EvalConfig | Mapping[str, Any] | None = None, store: Store | None = None) -> None:
         self.config, self.store = EvalConfig.of(config), store
         self._slots = threading.BoundedSemaphore(self.config.slots or max(1, hardware.cores() // 2))
-        self._lock = threading.Lock()
+        self._lock, self._waited_s = threading.Lock(), 0.0
         self._machine: Machine | None = None
         self._closing: weakref.finalize[..., Evaluator] | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that evaluations have waited for a slot so far, together: over some time, its growth is the queue's depth."""
+        return self._waited_s
 
     def evaluate(self, submission: Submission, cancellation: Cancellation | None = None) -> Verdict:
         """One verdict; never raises for what a policy wrote.
@@ -199,8 +204,10 @@ class Evaluator:
             return known
         secret, start = secrets.token_bytes(32), time.monotonic()
         with self._slots:
-            cancellation.check()
             waited = time.monotonic() - start
+            with self._lock:
+                self._waited_s += waited
+            cancellation.check()
             result = run_with_blame(machine, _job(case, secret, cancellation))
         result.stage_s |= {"slot": round(waited, 4), "total": round(time.monotonic() - start, 4)}
         verdict = case.verdict(machine, result)

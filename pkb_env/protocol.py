@@ -12,6 +12,11 @@ from rewards.verdict import Verdict
 class Evaluates(Protocol):
     """Turns submissions into verdicts; never raises for what a policy wrote."""
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that evaluations have waited for a slot so far, together."""
+        ...
+
     def evaluate(self, submission: Submission) -> Verdict:
         """One verdict.
 

@@ -66,6 +66,11 @@ class RecordedEvaluator:
         found = self._store.search(limit=1, **_columns(submission, version, candidate))
         return found[0].verdict if found else self._miss(submission, version, candidate)
 
+    @property
+    def waited_s(self) -> float:
+        """Nothing waits here."""
+        return 0.0
+
     def evaluate_many(self, submissions: Iterable[Submission], deadline_s: float | None = None) -> list[Verdict]:  # noqa: ARG002
         """Verdicts in the order of the submissions."""
         return [self.evaluate(submission) for submission in submissions]

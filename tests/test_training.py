@@ -42,6 +42,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
+def test_the_queue_is_as_deep_as_slots_are_few() -> None:
+    """Three slow candidates: in one slot two wait, then one; in three none; what the store knows never waits."""
+    texts = [GOOD.replace("def solution", f"import time\ntime.sleep({1 + n / 10})\n\n\ndef solution") for n in range(3)]
+    depths = []
+    for slots in (1, 3):
+        with Evaluator(EvalConfig(trials=1, pairs=0, slots=slots), Store(":memory:")) as evaluator:
+            evaluator.evaluate(Submission(GOOD, "allreduce", world_size=2, size="tiny"))
+            reward = KernelReward(evaluator, rewards.get("default"), SETTINGS)
+            for _ in range(2):
+                told = rewarding.metrics(reward.evaluate(["p"] * 3, texts, ["allreduce"] * 3))
+                assert told["kernels/queue_depth"] * told["kernels/evaluation_s"] == pytest.approx(3 * told["kernels/wait_s"])
+                depths.append(told["kernels/queue_depth"])
+    assert 0.5 < depths[0] < 1.2  # (2 + 1 + 0) / 3
+    assert max(depths[1:]) < 0.1
+
+
 def test_a_batch_is_scored_told_and_kept(store: Store) -> None:
     extra: dict[str, list[Any]] = {}
     told: dict[str, float] = {}

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOOD = problems.reference_source(problems.load("allreduce"))
 CURVES = (
     "train/reward", "train/kernels/invalid", "train/kernels/unscored", "train/kernels/fast_1", "train/kernels/duplicates",
-    "train/kernels/evaluation_s", "train/kernels/wait_s", "train/terms/status_floor",
+    "train/kernels/evaluation_s", "train/kernels/wait_s", "train/kernels/queue_depth", "train/terms/status_floor",
 )  # fmt: skip
 SCRIPT = """
 import sys

@@ -42,6 +42,8 @@ class Batch:
     verdicts: list[Verdict]
     scores: list[Score]
     seconds: float
+    waited_s: float = 0.0
+    """For a slot, all evaluations together."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -90,11 +92,11 @@ class KernelReward:
         self, prompts: Sequence[str], texts: Sequence[str], problem: Sequence[str], histories: Sequence[History] | None = None
     ) -> Batch:
         """Evaluate and score a batch; `histories` holds the earlier verdicts of every sample's episode."""
-        start, before = time.monotonic(), histories or [()] * len(texts)
+        start, waited_s, before = time.monotonic(), self._evaluator.waited_s, histories or [()] * len(texts)
         wanted = [replace(self._settings, text=text, problem=name) for text, name in zip(texts, problem, strict=True)]
         verdicts = self._verdicts(wanted)
         scores = [self._reward(*each) for each in zip(verdicts, before, strict=True)]
-        return Batch(list(prompts), list(texts), verdicts, scores, time.monotonic() - start)
+        return Batch(list(prompts), list(texts), verdicts, scores, time.monotonic() - start, self._evaluator.waited_s - waited_s)
 
     def keep(self, batch: Batch, places: Sequence[Place], step: int, turn: int = 0) -> None:
         """Store a batch as rollouts, if there is a store."""
@@ -144,13 +146,13 @@ def metrics(batch: Batch) -> dict[str, float]:
     scored = [v for v in batch.verdicts if v.status is not Status.INFRA]
     count, seen = len(batch.verdicts), max(1, len(scored))
     shares = {f"kernels/{status.lower()}": n / seen for status, n in Counter(v.status.value for v in scored).items()}
-    waits = [v.stage_s["slot"] for v in scored if "slot" in v.stage_s]
     return shares | _terms(batch.scores) | {
         "kernels/unscored": 1 - len(scored) / max(1, count),
         "kernels/fast_1": sum((proven_speedup(v) or 0) > 1 for v in scored if v.correct) / seen,
         "kernels/duplicates": 1 - len(set(batch.texts)) / max(1, count),
         "kernels/evaluation_s": batch.seconds,
-        "kernels/wait_s": sum(waits) / max(1, len(waits)),
+        "kernels/wait_s": batch.waited_s / max(1, count),
+        "kernels/queue_depth": batch.waited_s / max(batch.seconds, 1e-9),
     }  # fmt: skip
 
 
