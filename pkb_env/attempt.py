@@ -189,7 +189,8 @@ class Attempt:
             with self._stage("queue"):
                 waiting.enter_context(self.machine.lock.alone(self.job.cancellation.check))
             with self._stage("time"):
-                return self._timed(box, oracle, turns)
+                right, speed = self._timed(box, oracle, turns)
+            return right and self._in_a_row(box, turns), speed
 
     def _timed(self, box: Box, oracle: Oracle, turns: Turns) -> tuple[bool, timing.Speed | None]:
         """One group; a narrow claim is repeated in fresh ones, of the candidate and of the reference."""
@@ -198,8 +199,7 @@ class Attempt:
         groups = [self._group(stage, box, oracle)]
         if (speed := timing.pool(groups, looks)) is not None and timing.needs_repeat(speed):
             groups += [self._again(stage, oracle) for _ in range(timing.GROUPS - 1) if stage.right]
-        right = stage.right and self._in_a_row(box, turns)
-        return right, timing.pool(groups, looks) if right else None
+        return stage.right, timing.pool(groups, looks) if stage.right else None
 
     def _in_a_row(self, box: Box, turns: Turns) -> bool:
         """Whether calls with no pause between them are right too, after all that is timed: nobody knows which ones they are."""
@@ -207,10 +207,8 @@ class Attempt:
         if job.task.world_size == 1 or not self.machine.config.straggler or call is None:
             return True
         with self._stage("row"):
-            for number, self._row in enumerate(row.rows(job.secret, job.task.world_size)):
-                if not row.holds(box, turns, self._row, row.TRIALS[2 * number : 2 * number + 2], call):
-                    return False
-            return True
+            self._row = row.drawn(job.secret, job.task.world_size)
+            return row.holds(box, turns, self._row, call)
 
     def _again(self, stage: TimedStage, oracle: Oracle) -> list[timing.Pair]:
         with ExitStack() as groups:

@@ -26,7 +26,7 @@ class EvalConfig(BaseModel):
     time_budget_s: PositiveFloat = Field(1.5, description="most seconds spent on the timed pairs of a group")
     precision: PositiveFloat = Field(0.1, description="relative width of the interval, high/low - 1, at which timing ends")
     judged_pairs: int = Field(6, ge=0, description="timed calls judged too, before the first look; half as many later")
-    straggler: bool = Field(default=True, description="two more calls with no pause between them and one rank always last")
+    straggler: bool = Field(default=True, description="two more calls with no pause between them, and late ranks")
     kernels: bool = Field(default=False, description="GPUs only: one more call, under torch's profiler, tells which kernels ran")
     load_deadline_s: PositiveFloat = Field(20.0, description="import of the candidate's module, compilers not counted")
     call_deadline_s: PositiveFloat = Field(10.0, description="one call of `solution`, slowest rank")

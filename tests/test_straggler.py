@@ -143,15 +143,16 @@ def evaluator() -> Iterator[Evaluator]:
         yield made
 
 
-def secret(late: int, world_size: int) -> bytes:
-    """One that makes this rank late in the first of the rows."""
-    return next(key for n in itertools.count() if row.rows(key := n.to_bytes(32, "big"), world_size)[0].late == late)
+def secret(late: int, world_size: int, *, begins: bool) -> bytes:
+    """One that draws this row."""
+    wanted = row.Row(late, begins)
+    return next(key for n in itertools.count() if row.drawn(key := n.to_bytes(32, "big"), world_size) == wanted)
 
 
-def attempt(evaluator: Evaluator, source: str, late: int, world_size: int) -> Result:
+def attempt(evaluator: Evaluator, source: str, late: int, world_size: int, *, begins: bool) -> Result:
     problem = problems.load("allreduce")
     task = Task(problem.slug, problem.version, world_size, "tiny", "hardened", "float32")
-    job = Job(Candidate(source), problem, task, secret(late, world_size), Cancellation())
+    job = Job(Candidate(source), problem, task, secret(late, world_size, begins=begins), Cancellation())
     return Attempt(evaluator.machine(), job).run()
 
 
@@ -163,9 +164,10 @@ def written(text: str, changes: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("name", RACES)
-@pytest.mark.parametrize(("late", "world_size"), [(0, 2), (1, 2), (2, 3)])
-def test_who_does_not_wait_for_slower_ranks_is_wrong(evaluator: Evaluator, name: str, late: int, world_size: int) -> None:
-    result = attempt(evaluator, written(*RACES[name]), late, world_size)
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize(("late", "world_size"), [(0, 2), (2, 3)])
+def test_who_does_not_wait_is_wrong(evaluator: Evaluator, name: str, late: int, world_size: int, *, begins: bool) -> None:
+    result = attempt(evaluator, written(*RACES[name]), late, world_size, begins=begins)
     assert result.outcome.status is Status.WRONG_RESULT, result.outcome.message
     assert "in two calls with no pause between them" in result.outcome.message
 
@@ -173,7 +175,7 @@ def test_who_does_not_wait_for_slower_ranks_is_wrong(evaluator: Evaluator, name:
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize(("late", "world_size"), [(0, 2), (2, 3)])
 def test_who_waits_is_right(evaluator: Evaluator, name: str, late: int, world_size: int) -> None:
-    result = attempt(evaluator, written(*RIGHT[name]), late, world_size)
+    result = attempt(evaluator, written(*RIGHT[name]), late, world_size, begins=late > 0)
     assert result.outcome.status is Status.CORRECT, result.outcome.message
     assert result.stage_s["row"] > 0
 
@@ -187,17 +189,15 @@ def test_failures_in_a_row_are_told_as_such(evaluator: Evaluator) -> None:
         ("dist.recv(torch.zeros(1), 1) if dist.get_rank() == 0 else None", Status.DEADLOCK, "rank 0"),
     ):
         text = f"calls = []\ndef solution(tensor):\n    calls.append(1)\n    if len(calls) == 4:\n        {act}\n"
-        found = attempt(evaluator, HEAD + text + "    dist.all_reduce(out := tensor.clone())\n    return out\n", 0, 2).outcome
+        text += "    dist.all_reduce(out := tensor.clone())\n    return out\n"
+        found = attempt(evaluator, HEAD + text, 0, 2, begins=True).outcome
         assert found.status is status, found.message
         assert words in found.message
-        assert "where rank 0 was slower" in found.message
-    assert attempt(evaluator, HEAD + GLOO, 1, 2).outcome.status is Status.CORRECT
+        assert "where rank 0 and the others took turns" in found.message
+    assert attempt(evaluator, HEAD + GLOO, 1, 2, begins=True).outcome.status is Status.CORRECT
     assert Leftovers.now(evaluator) == before
 
 
-def test_rows_take_turns() -> None:
-    """The first rank and another one are late, in either order; one of them first at odd waits, one at even ones."""
-    drawn = [row.rows(n.to_bytes(32, "big"), 4) for n in range(200)]
-    assert {frozenset((a.late, b.late)) for a, b in drawn} == {frozenset((0, other)) for other in (1, 2, 3)}
-    assert {(a.late == 0, a.begins) for a, _ in drawn} == {(x, y) for x in (True, False) for y in (True, False)}
-    assert all(a.begins is not b.begins for a, b in drawn)
+def test_any_rank_may_be_late_and_may_begin() -> None:
+    found = {row.drawn(n.to_bytes(32, "big"), 4) for n in range(200)}
+    assert found == {row.Row(late, begins) for late in range(4) for begins in (True, False)}

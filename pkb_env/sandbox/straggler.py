@@ -1,11 +1,11 @@
-"""Calls without a pause between them, and one rank that is late: who overwrites what it has yet to read, does so here.
+"""Calls without a pause between them, where ranks are late: who overwrites what they have yet to read, does so here.
 
 A rank that is done gets its next order at once, as in a training step; whoever is not may still be inside the call before.
-The straggler and all others go on by turns, each until nobody of that side can: so of every two waits for everybody there is
-one at which the straggler is first, stands still, and is left behind.
+One rank and all others go on by turns, each side until nobody in it can: whoever stops at a wait is left behind there, while
+the other side passes it, finishes, and begins the next call.
 All of it is signals from outside: nothing that a rank can read tells it from a busy machine.  They stop processes, not what
 these have started on a GPU.
-Not here: which calls these are and who is late (`row`), one call (`group`).
+Not here: which calls these are and which rank it is (`row`), one call (`group`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pkb_env.box import control
 from pkb_env.sandbox.group import Group
 from pkb_env.sandbox.rank import Rank
 
-_LOOK_S, _LOOKS = 0.0002, 3
+_LOOK_S, _LOOKS = 0.00005, 2
 """So many looks one after the other must find that nothing runs."""
 _MOST = 20
 """After so many times the patience all go on together."""
@@ -30,8 +30,8 @@ class Row:
     Args:
         group: stands still.
         orders: one for each call.
-        late: number of the straggler.
-        begins: whether it is the straggler that goes first.
+        late: number of the one rank.
+        begins: whether it goes first.
         patience_s: longest time in which one side goes on while the other stands still.
     """
 
