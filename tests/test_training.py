@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,8 @@ from pkb_env.evaluator import Evaluator
 from pkb_env.store import Store
 from pkb_env.submission import Submission
 from rewards import Verdict
-from training import rewarding
+from rewards.verdict import Status
+from training import rewarding, tiny
 from training.rewarding import KernelReward
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +75,7 @@ def test_a_batch_is_scored_told_and_kept(store: Store) -> None:
     assert extra["status"] == ["CORRECT", "WRONG_RESULT", "INVALID", "CORRECT", "WRONG_RESULT"]
     assert (told["kernels/correct"], told["kernels/invalid"], told["kernels/unscored"]) == (0.4, 0.2, 0.0)
     assert told["kernels/duplicates"] == pytest.approx(0.2)
+    assert told["kernels/deadlock"] == 0.0
     assert (told["kernels/fast_1"], told["terms/log_speed"]) == (0.0, -1.0)
     graded = store.graded("r")
     assert [(r.step, r.group, r.sample, r.prompt, r.completion) for r, _ in graded] == [
@@ -317,3 +320,28 @@ def test_a_model_goes_through_sft_and_grpo_and_an_ended_run_goes_on(tmp_path: Pa
     store = Store(tmp_path / "s.db")
     assert [(r.step, r.sample) for r in store.rollouts("r")] == [(step, sample) for step in range(3) for sample in range(4)]
     assert all(verdict is not None for _, verdict in store.graded("r"))
+
+
+def test_several_trainer_processes_evaluate_what_each_wrote(tmp_path: Path) -> None:
+    """Two processes of the real trainer: every completion is kept once, and the summary is printed once."""
+    pytest.importorskip("trl")
+    tiny.write(tmp_path / "model", [GOOD] * 2, hidden=32, layers=1)
+    command = [
+        sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "-m", "training.grpo", "--run_name", "r",
+        "--model_name_or_path", tmp_path / "model", "--output_dir", tmp_path / "out", "--store", tmp_path / "s.db",
+        "--prompt", "short", "--problems", "allreduce", "reduce", "--size", "tiny", "--num_generations", "2", "--max_steps", "2",
+        "--per_device_train_batch_size", "2", "--max_completion_length", "4", "--use_cpu", "true", "--bf16", "false",
+        "--report_to", "none", "--gradient_checkpointing", "false", "--disable_tqdm", "true", "--save_strategy", "no",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("compiler runs") == 1
+    with closing(Store(tmp_path / "s.db")) as store:
+        graded = store.graded("r")
+    assert len({(r.step, r.group, r.sample) for r, _ in graded}) == len(graded) == 2 * 2 * 2
+    assert {r.step for r, _ in graded} == {0, 1}
+    assert {v.status for _, v in graded if v is not None} == {Status.INVALID}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
@@ -24,17 +25,17 @@ from training.rewarding import KernelReward
 from training.settings import KernelArguments, folder, last_checkpoint, told
 
 
-def ran(evaluator: Evaluator, store: Store, before: int, log: list[dict[str, Any]]) -> str:
+def ran(built: int, store: Store, before: int, log: list[dict[str, Any]]) -> str:
     """What was really run: compilers, candidates on rank groups, and the share of the time that went into evaluating.
 
     Args:
-        evaluator: of the run.
-        store: where its verdicts are.
+        built: compiler runs of all processes.
+        store: where the verdicts of the run are.
         before: the last row of the store before the run.
         log: the trainer's.
     """
     new = [stored.verdict for stored in store.search() if stored.id > before]
-    groups, built = sum(bool(verdict.ranks) for verdict in new), evaluator.machine().broker.counters.built
+    groups = sum(bool(verdict.ranks) for verdict in new)
     means = [entry["kernels/evaluation_s"] for entry in log if "kernels/evaluation_s" in entry]
     spent, seconds = sum(means) / max(1, len(means)) * log[-1]["step"], max(1e-9, log[-1].get("train_runtime", 0.0))
     return (
@@ -62,7 +63,10 @@ def main(arguments: list[str] | None = None) -> GRPOTrainer:
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
         trainer.save_model()
-        print(ran(evaluator, store, before, trainer.state.log_history))
+        built = torch.tensor(evaluator.machine().broker.counters.built, device=trainer.accelerator.device)
+        built = trainer.accelerator.reduce(built)
+        if trainer.is_world_process_zero():
+            print(ran(int(built), store, before, trainer.state.log_history))
     store.close()
     return trainer
 

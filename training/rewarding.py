@@ -142,10 +142,11 @@ def columns(batch: Batch) -> dict[str, list[Any]]:
 
 
 def metrics(batch: Batch) -> dict[str, float]:
-    """What is worth a curve: shares of the batch, mean terms, what evaluating took."""
+    """What is worth a curve: shares of the batch, zeros too, of which a trainer takes means; mean terms; what evaluating took."""
     scored = [v for v in batch.verdicts if v.status is not Status.INFRA]
     count, seen = len(batch.verdicts), max(1, len(scored))
-    shares = {f"kernels/{status.lower()}": n / seen for status, n in Counter(v.status.value for v in scored).items()}
+    found = Counter(v.status for v in scored)
+    shares = {f"kernels/{s.value.lower()}": found[s] / seen for s in Status if s is not Status.INFRA}
     return shares | _terms(batch.scores) | {
         "kernels/unscored": 1 - len(scored) / max(1, count),
         "kernels/fast_1": sum((proven_speedup(v) or 0) > 1 for v in scored if v.correct) / seen,
