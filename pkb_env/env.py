@@ -71,7 +71,7 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
         max_turns: attempts in one episode.
         reward: a preset, a TOML file, or a callable (verdict, history) -> Score.
         evaluator: None for this machine, `recorded:PATH` for a store, or an open evaluator, which stays the caller's to close.
-        config: fields of `EvalConfig` that differ from the defaults.
+        config: fields of `EvalConfig` that differ from the defaults; None: those of the evaluator that is handed in.
         render_mode: `ansi` or None.
 
     Raises:
@@ -97,12 +97,12 @@ class ParallelKernelEnv(gymnasium.Env[Observation, str]):
     ) -> None:
         if max_turns < 1:
             raise UsageError(f"max_turns={max_turns} leaves no attempt; wanted 1 or more")
-        topology = topologies.named(topology, world_size)
+        self._config = EvalConfig.of(getattr(evaluator, "config", None) if config is None else config)
+        topology = topologies.named(topology, world_size, self._config.gpus)
         backends.load(backend, topology)
         self._problems = fitting(problem_set(problem), world_size=world_size, size=size, profile=profile)
         self._settings = Submission("", "", backend, world_size, topology, profile, size)
         self._reward = reward if callable(reward) else _reward(reward)
-        self._config = EvalConfig.of(config)
         if isinstance(evaluator, str):
             open_evaluator(evaluator, config).close()  # an unknown one, or a missing store, is said now
         self._given, self._evaluator = evaluator, None if evaluator is None or isinstance(evaluator, str) else evaluator

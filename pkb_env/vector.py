@@ -34,7 +34,7 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
     Args:
         num_envs: number of episodes.
         evaluator: as in `ParallelKernelEnv`; all episodes share it.
-        config: fields of `EvalConfig` that differ from the defaults.
+        config: fields of `EvalConfig` that differ from the defaults; None: those of the evaluator that is handed in.
         render_mode: `ansi` or None.
         settings: everything else that `ParallelKernelEnv` takes.
 
@@ -55,9 +55,9 @@ class ParallelKernelVectorEnv(VectorEnv[Observation, Sequence[str], NDArray[Any]
     ) -> None:
         if num_envs < 1:
             raise UsageError(f"num_envs={num_envs} leaves no episode; wanted 1 or more")
-        self._config = EvalConfig.of(config).model_dump()
+        self._config = EvalConfig.of(getattr(evaluator, "config", None) if config is None else config)
         self._given, self._evaluator = evaluator, None if evaluator is None or isinstance(evaluator, str) else evaluator
-        self._envs = [ParallelKernelEnv(config=config, render_mode=render_mode, **settings) for _ in range(num_envs)]
+        self._envs = [ParallelKernelEnv(config=self._config, render_mode=render_mode, **settings) for _ in range(num_envs)]
         self.num_envs, self.render_mode = num_envs, render_mode
         self.single_observation_space = self._envs[0].observation_space
         self.single_action_space = self._envs[0].action_space

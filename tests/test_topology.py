@@ -26,6 +26,7 @@ from pkb_env.peaks import Peaks
 from pkb_env.registration import ID
 from pkb_env.submission import Candidate, Submission
 from pkb_env.timing import Speed
+from pkb_env.vector import ParallelKernelVectorEnv
 from rewards.verdict import Status, Verdict
 
 GOOD = "import torch.distributed as dist\n\n\ndef solution(tensor):\n    dist.all_reduce(out := tensor.clone())\n    return out\n"
@@ -166,6 +167,20 @@ def test_an_environment_with_auto_lives_on_the_cpu_without_gpus() -> None:
     assert (info["verdict"]["status"], info["verdict"]["topology"]) == ("CORRECT", "cpu")
     plain = ParallelKernelEnv(topology="cpu", size="tiny", config={"trials": 1, "pairs": 0})
     assert observation["prompt"] == plain.reset(seed=0)[0]["prompt"]
+
+
+def test_an_environment_with_auto_looks_at_the_gpus_that_may_be_used(machine_with: Fake) -> None:
+    """By its own settings, or by those of the evaluator that is handed in, whose deadlines its prompts tell too."""
+    machine_with(4)
+    few = EvalConfig(gpus=(2,), call_deadline_s=7.0)
+    for settings in ({"config": few}, {"evaluator": Evaluator(few)}):
+        env = ParallelKernelEnv(backend="cuda", topology="auto", **settings)
+        env.reset(seed=0)
+        asked = env.prepare(GOOD)
+        assert isinstance(asked, Submission)
+        assert asked.topology == "shared"
+    assert "7 s for one call" in ParallelKernelEnv(evaluator=Evaluator(few)).reset(seed=0)[0]["prompt"]
+    assert "7 s for one call" in ParallelKernelVectorEnv(2, evaluator=Evaluator(few)).reset(seed=0)[0]["prompt"][0]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -26,7 +26,7 @@ from pkb_env.store import Store
 from pkb_env.submission import Submission
 from rewards import Verdict
 from rewards.verdict import Status
-from training import rewarding, tiny
+from training import rewarding
 from training.rewarding import KernelReward
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -325,6 +325,8 @@ def test_a_model_goes_through_sft_and_grpo_and_an_ended_run_goes_on(tmp_path: Pa
 def test_several_trainer_processes_evaluate_what_each_wrote(tmp_path: Path) -> None:
     """Two processes of the real trainer: every completion is kept once, and the summary is printed once."""
     pytest.importorskip("trl")
+    from training import tiny  # noqa: PLC0415  needs what may be missing
+
     tiny.write(tmp_path / "model", [GOOD] * 2, hidden=32, layers=1)
     command = [
         sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",

@@ -36,7 +36,7 @@ def tokenizer(texts: Iterable[str], vocabulary: int = 2048, *, lines: bool = Fal
     bpe.train_from_iterator(
         texts, trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False)
     )
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe, pad_token=_SPECIAL[0], eos_token=_SPECIAL[2], padding_side="left", chat_template=TEMPLATE
     )
 
